@@ -7,9 +7,11 @@ import datetime
 import decimal
 import enum
 import pathlib
+import sqlite3
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple, NewType, NotRequired, Optional, TypedDict, Union
 
@@ -91,6 +93,16 @@ Celsius = NewType("Celsius", float)
 
 _MODULES = (annotated_types, datetime, decimal, enum, msgspec, pathlib, pydantic, uuid)
 _TYPES = (Annotated, Any, Callable, Iterator, Literal, Optional, Union, deque)
+
+
+def row(query: str) -> sqlite3.Row:
+    """The only row that a query of a database gives."""
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.row_factory = sqlite3.Row
+        found: sqlite3.Row = database.execute(query).fetchone()
+        return found
+
+
 _CLASSES = (
     Colour,
     Size,
@@ -107,6 +119,7 @@ _CLASSES = (
     Celsius,
     ToolEnvironment,
     tool,
+    row,
 )
 NAMESPACE: dict[str, Any] = {each.__name__: each for each in (*_MODULES, *_CLASSES)} | {"np": np, "pd": pd}
 """What signatures may name."""
@@ -286,6 +299,13 @@ RESULTS = {
     "np.array([[1, 2], [3, 4]])": "[[1,2],[3,4]]",
     "{'mean': np.float64(0.5)}": '{"mean":0.5}',
     "np.datetime64('2026-08-01')": '"2026-08-01"',
+    "np.datetime64('2026-08-01T00:00:00.000000001')": '"2026-08-01T00:00:00.000000001"',
+    "np.array(['NaT', '2026-08-01'], 'M8[ns]')": '["NaT","2026-08-01T00:00:00.000000000"]',
+    "np.array([90], 'm8[ns]').astype('m8[ns]') * 10**9": '["PT90S"]',
+    "np.array([(1, 'a')], [('n', int), ('word', 'U1')])": '[{"n":1,"word":"a"}]',
+    "np.array([(1, 'a')], [('n', int), ('word', 'U1')])[0]": '{"n":1,"word":"a"}',
+    "[row('select 1 as n, 2 as m')]": '[{"n":1,"m":2}]',
+    "row('select 1 as n, 2 as n')": '[["n",1],["n",2]]',
     "float('inf')": "Infinity",
     "[float('nan')]": "[NaN]",
     "np.array([np.nan, -np.inf])": "[NaN,-Infinity]",
@@ -314,6 +334,8 @@ WRONG_RESULTS = {
     "object()": "returned an object of class builtins.object, which has no text",
     "[1j]": "returned an object of class builtins.complex, which has no text",
     "int": "returned an object of class builtins.type, which has no text",
+    "{1: 'a', '1': 'b'}": "returned a dictionary with the keys 1 and '1', which are one in JSON; rename one of them",
+    "[{'a': {'1.5': 'a', np.float64(1.5): 'b'}}]": "which are one in JSON",
     "{(1, 2): 3}": "Only dicts with str-like or number-like keys are supported",
 }
 """What a tool may not return, and a part of what is told to the model, counted and shown to the author."""

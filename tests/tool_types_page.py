@@ -73,8 +73,9 @@ cannot be passed by name (`*x`, `x, /`), and of types that JSON cannot carry: py
 _RESULTS = """\
 ## Results
 
-Text is shown as it is, everything else as JSON; of a generator, also of an `async` one, the list of what it yields. Bytes, and
-objects without a form in JSON, are errors of the tool.
+Text is shown as it is, everything else as JSON; of a generator, also of an `async` one, the list of what it yields; of a row of
+`sqlite3.Row` a dictionary, of a `NamedTuple` a list. Bytes, objects without a form in JSON, and dictionaries two of whose keys
+are one in JSON (`1` and `"1"`), are errors of the tool.
 """
 
 
@@ -129,6 +130,7 @@ _SHOWN_RESULTS = (
     "decimal.Decimal('1.10')",
     "np.float64(1.5)",
     "np.array([np.nan, -np.inf])",
+    "np.array([(1, 'a')], [('n', int), ('word', 'U1')])",
     "pd.Series([3, 2], index=['red', 'blue'])",
     "(letter for letter in 'ab')",
 )

@@ -118,7 +118,7 @@ class ClassMember(Member):
         with users_code(problem, f"{place}.name", "fix the class and its constructor"):
             self.environment = environment_class(spec.name, f"{place}.name")
             if issubclass(self.environment, ToolEnvironment):
-                refuse_late(self.environment, self.environment.tools.keys())
+                refuse_late(self.environment, self.environment.tools, self.environment._asyncrl_tools)
             self._parameters = _fitting_parameters(spec, self.environment, place)
             self._share_takes_secrets = "secrets" in inspect.signature(self.environment.share).parameters
         for tool in getattr(self.environment, "tools", {}).values():

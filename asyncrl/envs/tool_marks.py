@@ -6,10 +6,10 @@ tool of its name, or among the methods that an environment has for other ends.
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
-from functools import partial
-from types import FunctionType
+from functools import partial, partialmethod
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple, TypeVar, overload
 
 import msgspec
@@ -17,6 +17,11 @@ import msgspec
 Method = TypeVar("Method", bound=Callable[..., Any])
 _MARK = "__asyncrl_tool__"
 _PLAIN = "mark a plain method, which may call what it decorates now"
+REPLACED_TOOLS = (
+    "which holds the methods that are marked with @tool; mark those that it shall have, and write `name = None` in the body of a "
+    "subclass to do without an inherited one"
+)
+"""What is wrong with a class whose ``tools`` its author has set, and what to do."""
 _DEEPEST = 5
 """How many decorators deep a marked method is looked for."""
 
@@ -130,16 +135,34 @@ def marked_methods(environment: type, reserved: Set[str]) -> Iterator[MarkedMeth
             yield MarkedMethod(name, function, marks, isinstance(value, staticmethod))
 
 
-def refuse_late(environment: type, tools: Set[str]) -> None:
-    """Refuse a class that was given a marked method after its body, when its ``tools`` were already known.
+def refuse_late(environment: type, tools: Mapping[str, object], marked: Mapping[str, object]) -> None:
+    """Refuse a class that was given a marked method, or other ``tools``, after its body, when its tools were already known.
+
+    Args:
+        tools: what its ``tools`` are now.
+        marked: what they were after its body.
 
     Raises:
         TypeError: it was.
     """
+    if tools is not marked:
+        raise TypeError(f"{environment.__name__}.tools was set after the body of the class, {REPLACED_TOOLS}")
     for name, value in inspect.getmembers_static(environment):
-        if name not in tools and inspect.isfunction(function := _function(value)) and hasattr(function, _MARK):
+        if name not in marked and inspect.isfunction(function := _function(value)) and hasattr(function, _MARK):
             remedy = f"set it in the body of the class, or of a subclass: `{name} = tool(...)`"
             raise TypeError(f"{name} was marked, but set on {environment.__name__} after its body, so it is no tool; {remedy}")
+
+
+def refuse_on_instance(environment: object, name: str, value: object, tools: Iterable[Any]) -> None:
+    """Refuse a marked function that becomes an attribute of an instance, unless it is one of the class's ``tools``.
+
+    Raises:
+        TypeError: it does.
+    """
+    function = value.__func__ if isinstance(value, MethodType) else value
+    if inspect.isfunction(function) and hasattr(function, _MARK) and all(tool.method is not function for tool in tools):
+        remedy = f"set it in the body of the class: `{name} = tool(...)`; an episode can do with fewer: `self.tools = {{...}}`"
+        raise TypeError(f"{name} was marked, but set on an instance of {type(environment).__name__}, so it is no tool; {remedy}")
 
 
 def _function(value: Any) -> Any:
@@ -152,7 +175,8 @@ def _refuse_lost(environment: type, name: str, value: object) -> None:
     Raises:
         TypeError: it does.
     """
-    if any(inner.__name__ == name for inner in _marked_within(value, _DEEPEST)):
+    hides = isinstance(value, classmethod | staticmethod | property | partial | partialmethod)
+    if any(hides or inner.__name__ == name for inner in _marked_within(value, _DEEPEST)):
         what = "a decorator" if inspect.isfunction(value) else _what(value)
         raise TypeError(f"{name} was marked, but {what} stands above @tool and hides it; write @tool above everything else")
     for base in environment.__mro__[1:]:
@@ -178,7 +202,7 @@ def _held(value: object) -> Iterator[object]:
             yield value.__func__
         case property():
             yield value.fget
-        case partial():
+        case partial() | partialmethod():
             yield value.func
         case FunctionType():
             for cell in value.__closure__ or ():

@@ -7,7 +7,8 @@ What always holds: nothing becomes something else silently. Numbers that JSON la
 import inspect
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence, Set, ValuesView
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set, ValuesView
 from contextlib import aclosing
 from types import AsyncGeneratorType
 from typing import Any, NamedTuple, NoReturn
@@ -18,6 +19,8 @@ from asyncrl.core.plug_ins.users_error import WrongResult
 from asyncrl.core.text import short
 
 _BYTES = (bytes, bytearray, memoryview)
+_FINE_TIMES = re.compile(r".[mM]8\[\d*[npfa]s\]")
+"""NumPy's names of times that are finer than Python's."""
 
 
 class Pending(NamedTuple):
@@ -53,7 +56,9 @@ def text_of_result(method: Callable[..., Any], returned: object) -> str:
     if isinstance(returned, str):
         return str.__str__(returned)
     try:
-        plain = msgspec.to_builtins(returned, str_keys=True, builtin_types=_BYTES, enc_hook=_plain)
+        read = msgspec.to_builtins(returned, builtin_types=_BYTES, enc_hook=_plain)
+        _refuse_merged_keys(read)
+        plain = msgspec.to_builtins(read, str_keys=True, builtin_types=_BYTES)
         return json.dumps(plain, ensure_ascii=False, separators=(",", ":"), default=_refuse)
     except _Unwritable as error:
         raise WrongResult(method, f"returned {error}") from error
@@ -74,12 +79,25 @@ def _plain(value: Any) -> Any:
         return os.fspath(value)
     if callable(getattr(value, "tolist", None)):  # arrays, tensors, and their numbers
         labels = getattr(value, "index", None)
-        return _by_label(value, labels) if callable(getattr(labels, "tolist", None)) else value.tolist()
+        return _by_label(value, labels) if callable(getattr(labels, "tolist", None)) else _array(value)
     if callable(getattr(value, "model_dump", None)):  # pydantic
         return value.model_dump()
+    names = getattr(value, "keys", None)
+    if isinstance(value, Sequence) and callable(names):  # a row of a database
+        return _named(names(), value)
     if isinstance(value, Iterator | Sequence | Set | ValuesView):
         return list(value)
     return _refuse(value)
+
+
+def _array(array: Any) -> Any:
+    """Return an array, or one number of it, as Python has it; records with the names of their fields."""
+    kind: Any = getattr(array, "dtype", None)
+    if names := getattr(kind, "names", None):
+        return list(array) if array.shape else {name: array[name] for name in names}
+    if _FINE_TIMES.fullmatch(getattr(kind, "str", "")):  # of which NumPy makes plain integers
+        return array.astype(str).tolist() if kind.kind == "M" else array.astype("m8[us]").tolist()
+    return array.tolist()
 
 
 def _by_label(series: Any, index: Any) -> Any:
@@ -91,8 +109,30 @@ def _by_label(series: Any, index: Any) -> Any:
     values, labels = series.tolist(), index.tolist()
     if labels == list(range(len(values))):
         return values
-    named = {str(label): value for label, value in zip(labels, values, strict=True)}
-    return named if len(named) == len(values) else list(zip(labels, values, strict=True))
+    return _named(labels, values)
+
+
+def _named(names: Iterable[Any], values: Sequence[Any]) -> Any:
+    """Return values by their names; pairs if several have one name."""
+    pairs = list(zip(names, values, strict=True))
+    named = {str(name): value for name, value in pairs}
+    return named if len(named) == len(pairs) else pairs
+
+
+def _refuse_merged_keys(read: Any) -> None:
+    """Refuse dictionaries two of whose keys are one in JSON, such as 1 and "1": one of the values would be lost."""
+    left: list[Any] = [[read]]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            known = dict[str, Any]()
+            for key in value:
+                if (other := known.setdefault(str(key), key)) is not key:
+                    raise _Unwritable(
+                        f"a dictionary with the keys {other!r} and {key!r}, which are one in JSON; rename one of them"
+                    )
+            value = value.values()
+        left += [each for each in value if isinstance(each, dict | list | tuple)]
 
 
 def _refuse(value: object) -> NoReturn:

@@ -46,7 +46,7 @@ from asyncrl.envs.hosting.tool_messages import Answered, Load, Refused, ToolErro
 from asyncrl.envs.hosting.tool_processes import ProcessEnded, ToolProcesses
 from asyncrl.envs.returned_reward import returned_reward
 from asyncrl.envs.signature import Parameters, SchemaParameters, finite
-from asyncrl.envs.tool_marks import MarkedMethod, Marks, marked_methods
+from asyncrl.envs.tool_marks import REPLACED_TOOLS, MarkedMethod, Marks, marked_methods, refuse_on_instance
 from asyncrl.envs.tool_results import Pending, is_pending, settled, text_of_result
 
 _CALLS, _PROCESSES = "__asyncrl_calls__", "_asyncrl_processes"
@@ -175,6 +175,7 @@ class ToolEnvironment(Environment):
     system_prompt: str = ""
     tool_timeout_s: float = 10.0
     tools: ClassVar[Mapping[str, Tool]] = {}
+    _asyncrl_tools: ClassVar[Mapping[str, Tool]] = tools  # under a name that no subclass has
     task: Task
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -182,9 +183,17 @@ class ToolEnvironment(Environment):
         # Also what is only annotated, such as `task`.
         reserved = {*dir(ToolEnvironment), *ToolEnvironment.__annotations__}
         try:
-            cls.tools = {marked.name: Tool(marked) for marked in marked_methods(cls, reserved)}
+            marked = {marked.name: Tool(marked) for marked in marked_methods(cls, reserved)}
         except TypeError as error:
             raise TypeError(f"{cls.__name__}: tool {error}") from error
+        if "tools" in vars(cls):
+            raise TypeError(f"{cls.__name__} defines `tools`, {REPLACED_TOOLS}")
+        cls.tools = cls._asyncrl_tools = marked
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; refuses a tool, as an episode has those of its class."""
+        refuse_on_instance(self, name, value, self._asyncrl_tools.values())
+        super().__setattr__(name, value)
 
     @abstractmethod
     def reward(self, task: Task, answer: str) -> float | Mapping[str, float] | Awaitable[float | Mapping[str, float]]:

@@ -55,12 +55,22 @@ def unread(message: Mapping[str, Any]) -> Iterator[str]:
     for key, remedy in _KEYS.items():
         if message.get(key):
             yield f"{key} of a message is not supported: {remedy}"
+    if message.get("type") == "item_reference":
+        yield "an item_reference is not supported: nothing is kept for it; send the item itself"
     for call in message.get("tool_calls") or ():
         if "function" not in call:
             yield f"a call of type {call.get('type')} is not supported: the policy calls functions"
     yield from unread_parts(message.get("content"))
     if message.get("type") in _RESULTS:
         yield from _unread_result(message)
+
+
+def unread_system(content: object, parameter: str) -> Iterator[str]:
+    """Yield which parts of a system message, which is a parameter of its own, are no text, and what to do."""
+    for part in content if isinstance(content, list) else ():
+        if _as_text(part) is not part:
+            yield f"content of type {part['type']} in {parameter} is not supported, which holds text alone; put it into a message"
+    yield from unread_parts(content)
 
 
 def unread_parts(content: object) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from asyncrl.generators.gateway.content import as_read, unread, unread_parts, with_quotes_as_text
+from asyncrl.generators.gateway.content import as_read, unread, unread_system, with_quotes_as_text
 from asyncrl.generators.gateway.messages import role_of
 from asyncrl.generators.gateway.problems import Kind, Problem
 from asyncrl.generators.gateway.protocol import Protocol
@@ -47,6 +47,10 @@ _NEUTRAL: Mapping[str, object] = {
     **dict.fromkeys(("audio", "chat_template"), None),
 }
 """Parameters of requests that are refused, unless they have the value with which they do nothing."""
+_NO_IDS = {"previous_response_id", "conversation"}
+"""Ids of what a server has kept. Clients whose language has no optional texts send an empty one for none."""
+_UNLIMITED = -1
+"""The limit of tokens that clients of llama.cpp and the like send for none. The other protocols know no such number."""
 _WHY_REFUSED = {
     **dict.fromkeys(("n", "use_beam_search"), "each request has one turn; send several"),
     **dict.fromkeys(("previous_response_id", "conversation", "prompt"), "nothing is kept for it; send the whole conversation"),
@@ -58,6 +62,8 @@ _WHY_REFUSED = {
     "audio": "the policy writes text alone",
     "chat_template": "it is the recipe's (model.chat_template)",
 }
+_NOTHING: tuple[object, ...] = ("", [], {})
+"""Values with which a parameter asks for nothing; libraries send some by default."""
 _LIMITS = {
     Protocol.CHAT: ("max_completion_tokens", "max_tokens"),
     Protocol.MESSAGES: ("max_tokens",),
@@ -69,6 +75,7 @@ _SAMPLING_REPLACED = _REPLACED | {"stop_token_ids"}
 _OF_TOOLS = {"tools", "tool_choice", "parallel_tool_calls"}
 _FORMATS = {
     *("response_format", "structured_outputs"),
+    "output_format",  # of the Messages protocol before output_config
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),  # of earlier releases of vLLM
 }
 _CALLED = ("function", "custom", "namespace")
@@ -123,12 +130,13 @@ def settled(
         left["thinking"] = {"type": "adaptive"}
         replaced.append("thinking.budget_tokens")
     for name in _SYSTEM:
-        _refuse(unread_parts(left.get(name)), name)
+        _refuse(unread_system(left.get(name), name), name)
     if isinstance(left[name := _name_of_conversation(protocol)], list):
         begins_with_system = any(left.get(each) for each in _SYSTEM)
         left[name] = _conversation(left[name], protocol, begins_with_system, system_later)
         _check_end(left[name], name)
-    ignored = given.keys() - HONOURED[protocol] - _REPLACED - _FORMATS - _NEUTRAL.keys()
+    asked = {name for name, value in given.items() if value not in _NOTHING}
+    ignored = asked - HONOURED[protocol] - _REPLACED - _FORMATS - _NEUTRAL.keys()
     if protocol is Protocol.RESPONSES:
         ignored |= {f"tools.{kind}" for tool in left.get("tools", ()) if (kind := tool["type"]) not in _CALLED}
     return Settled(left, tuple(replaced), tuple(unenforced), tuple(sorted(ignored)))
@@ -142,7 +150,7 @@ def counted(body: Mapping[str, Any], *, system_later: bool) -> dict[str, Any]:
     """
     given = {name: value for name, value in body.items() if value is not None}
     _refuse(_uncallable(given.get("tools", ())), "tools")
-    _refuse(unread_parts(given.get("system")), "system")
+    _refuse(unread_system(given.get("system"), "system"), "system")
     if isinstance(messages := given.get("messages"), list):
         begins_with_system = bool(given.get("system"))
         given["messages"] = _conversation(messages, Protocol.MESSAGES, begins_with_system, system_later)
@@ -167,7 +175,7 @@ def settled_sampling(body: Mapping[str, Any], *, most_tokens: int, constrained: 
     left = {name: value for name, value in sampling.items() if name in _SAMPLING_HONOURED}
     _cut_limit(left, Protocol.GENERATE, most_tokens)
     honoured = {name: value for name, value in given.items() if name in HONOURED[Protocol.GENERATE]}
-    ignored = (given.keys() - honoured.keys()) | (
+    ignored = ({name for name, value in given.items() if value not in _NOTHING} - honoured.keys()) | (
         sampling.keys() - _SAMPLING_HONOURED - _SAMPLING_REPLACED - _FORMATS - _NEUTRAL.keys()
     )
     replaced = tuple(sorted(sampling.keys() & _SAMPLING_REPLACED))
@@ -177,7 +185,7 @@ def settled_sampling(body: Mapping[str, Any], *, most_tokens: int, constrained: 
 def _check_neutral(given: Mapping[str, Any]) -> None:
     """Refuse parameters that would change what log-probabilities mean, or that ask for what there is not."""
     for name, neutral in _NEUTRAL.items():
-        if given.get(name, neutral) != neutral:
+        if given.get(name, neutral) != neutral and not (name in _NO_IDS and given[name] == ""):
             why = _WHY_REFUSED.get(name, "it changes what is sampled, and with it what log-probabilities mean")
             raise Problem(Kind.REFUSED, f"{name} is not supported: {why}", name)
 
@@ -188,12 +196,15 @@ def _cut_limit(left: dict[str, Any], protocol: Protocol, most_tokens: int) -> No
     asked = [most_tokens]
     for name in (first, *others):
         try:
-            asked += [int(left.pop(name))] if name in left else []
+            limit = int(left.pop(name)) if name in left else most_tokens
         except (TypeError, ValueError) as error:
             raise Problem(Kind.REFUSED, f"{name} must be a whole number: {error}", name) from error
+        asked += [] if protocol is Protocol.CHAT and limit == _UNLIMITED else [limit]
     left[first] = min(asked)
     if left[first] < 1:
-        raise Problem(Kind.REFUSED, f"a turn needs at least one token, and the request allows {left[first]}", first)
+        text = f"a turn needs at least one token, and the request allows {left[first]}; raise {first}"
+        remedy = "" if protocol is Protocol.MESSAGES else ", or leave it out for as many as the recipe allows"
+        raise Problem(Kind.REFUSED, text + remedy, first)
 
 
 def _constrains(name: str) -> Problem:

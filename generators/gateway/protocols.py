@@ -7,6 +7,7 @@ leaves nothing behind. What the policy samples never fails a request: if vLLM ca
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -260,7 +261,22 @@ class Protocols:
 
     async def models(self) -> Answer:
         """List the one model that there is."""
-        return Answer(((await self._serving.models.show_available_models()).model_dump_json().encode(),))
+        listed = (await self._serving.models.show_available_models()).model_dump(mode="json")
+        (model,) = listed["data"]
+        name = model["id"]
+        pages = {"has_more": False, "first_id": name, "last_id": name}
+        return Answer((msgspec.json.encode({**listed, **pages, "data": [_described(model, name)]}),))
+
+    async def model(self, name: str) -> Answer:
+        """Describe the one model that there is, by any name that clients have for it."""
+        (model,) = (await self._serving.models.show_available_models()).model_dump(mode="json")["data"]
+        return Answer((msgspec.json.encode(_described(model, name)),))
+
+
+def _described(model: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return what vLLM says of a model as the libraries of OpenAI and of Anthropic read it."""
+    made = datetime.fromtimestamp(model["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {**model, "id": name, "type": "model", "display_name": name, "created_at": made}
 
 
 def _check_said(turn: GatewayTurn, message: ChatMessage, body: Mapping[str, Any]) -> None:

@@ -119,6 +119,7 @@ class Gateway:
             app.router.add_post(f"/e/{{secret}}/{way.path}", self._handler(way, partial(self._answered, protocol=way)))
         app.router.add_post("/e/{secret}/v1/messages/count_tokens", self._simple(Protocol.MESSAGES, self._count))
         app.router.add_get("/e/{secret}/v1/models", self._simple(None, self._models))
+        app.router.add_get("/e/{secret}/v1/models/{name:.+}", self._simple(None, self._model))
         app.router.add_route("*", "/e/{secret}/{rest:.*}", self._simple(None, _unknown))
         app.router.add_route("*", "/{rest:.*}", self._handler(None, _unknown))
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
@@ -267,6 +268,9 @@ class Gateway:
 
     async def _models(self, _: web.Request, __: GatewayEpisode) -> Answer:
         return await self._protocols.models()
+
+    async def _model(self, request: web.Request, _: GatewayEpisode) -> Answer:
+        return await self._protocols.model(request.match_info["name"])
 
 
 async def _unknown(request: web.Request, *_: GatewayEpisode) -> Any:

@@ -5,8 +5,9 @@ import os
 import sys
 
 import mcp.types
-from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 server = MCPServer("tests")
 held = asyncio.Event()
@@ -55,6 +56,19 @@ async def picture() -> mcp.types.ImageContent:
 async def variable(name: str) -> str:
     """Read an environment variable."""
     return os.environ.get(name, "not set")
+
+
+@server.tool()
+async def change(context: Context, drop: str, add: str) -> str:  # type: ignore[type-arg]
+    """Change the tools, and tell of it in the way of each protocol."""
+    if drop:
+        server.remove_tool(drop)
+    if add:
+        server.add_tool(echo, name=add)
+    await context.notify_tools_changed()
+    if context.session.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS:
+        await context.session.send_tool_list_changed()
+    return "changed"
 
 
 @server.tool()

@@ -43,6 +43,9 @@ class Quitting(Plain):
 class Tardy(Plain): ...
 Tardy.look_up = tool(lambda self: "late")
 
+class Poorer(Plain): ...
+Poorer.tools = {}
+
 class Unfinished(ToolEnvironment): ...
 
 class Stranger: ...
@@ -218,11 +221,16 @@ def test_whatever_make_tasks_raises_is_a_refusal_that_names_it(module: str, name
         make_tasks(spec(f"my_hostile:{name}"), "train", 5, 0)
 
 
-def test_a_tool_that_was_set_after_its_class_is_a_refusal(module: str):
-    with pytest.raises(
-        RecipeError, match="look_up was marked, but set on Tardy after its body, so it is no tool; set it in the body"
-    ):
-        load_member(spec(f"{module}:Tardy"))
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("Tardy", "look_up was marked, but set on Tardy after its body, so it is no tool; set it in the body"),
+        ("Poorer", r"Poorer.tools was set after the body of the class, which holds .*; mark those that it shall have"),
+    ],
+)
+def test_a_tool_that_was_set_after_its_class_is_a_refusal(module: str, name: str, problem: str):
+    with pytest.raises(RecipeError, match=problem):
+        load_member(spec(f"{module}:{name}"))
 
 
 def test_an_annotation_that_raises_is_a_refusal(module: str):

@@ -10,10 +10,12 @@ from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
+import mcp
 import mcp.types
 import msgspec
 import psutil
 import pytest
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from asyncrl.core.errors import EnvironmentLost, EnvironmentUnreachable, RecipeError
 from asyncrl.core.ids import TaskId
@@ -117,6 +119,52 @@ async def test_a_server_that_dies_is_started_again_and_episodes_share_it() -> No
         assert "was begun again" in begun
 
 
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_a_session_ends_when_tools_change_that_it_has_shown(
+    mode: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a server's two ways to tell of it, the client asks for the newest protocol's, and hears the other."""
+    caplog.set_level(logging.INFO, "asyncrl.envs.mcp")
+    speaking = mcp.Client
+    monkeypatch.setattr("mcp.Client", lambda transport, **settings: speaking(transport, **{**settings, "mode": mode}))
+    async with session_with(stdio("echo", "change")) as session, asyncio.timeout(120):
+        assert (session._client.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS) == (mode == "legacy")
+        assert await session.call("change", {"drop": "note", "add": "further"}) == "changed"
+        assert await session.call("echo", {"text": "still here"}) == "still here"
+        with suppress(EnvironmentLost):  # it may be over before the answer has come
+            await session.call("change", {"drop": "echo", "add": ""})
+        await session.lost.wait()
+        with pytest.raises(
+            EnvironmentLost, match="has changed the tools 'echo'; name those that stay the same under environment"
+        ):
+            await session.call("echo", {"text": "x"})
+    assert "not shown" not in caplog.text
+    async with session_with(stdio()) as session, asyncio.timeout(120):
+        await session.call("change", {"drop": "", "add": "further"})
+        while "has tools that running episodes are not shown: further" not in caplog.text:  # noqa: ASYNC110 - the log tells
+            await asyncio.sleep(0.01)
+        assert not session.lost.is_set()
+
+
+async def test_a_session_is_begun_no_sooner_than_the_server_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+
+    async def refused(self: McpSession) -> None:
+        if len(waited) < 2:
+            raise NoSession("url", "it is busy", "wait", wait_s=(7.0, 1e9)[len(waited)])
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    sessions = Sessions(stdio(), shared=False, wait_s=100.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(McpSession, "start", refused)
+        patched.setattr(asyncio, "sleep", sleep)
+        await sessions.take()
+    await sessions.end()
+    assert waited == [7.0, 100.0]
+
+
 async def test_episodes_with_sessions_of_their_own_share_nothing() -> None:
     async with mcp_sessions(stdio("note"), shared=False, wait_s=120.0) as sessions:
         environments = [environment_of(sessions) for _ in range(2)]
@@ -158,9 +206,16 @@ async def test_streamable_http_takes_as_many_calls_and_comes_back() -> None:
                 await session.call("echo", {"text": "x"})
             process = await start()
             assert await (await sessions.take()).call("echo", {"text": "back"}) == "back"
-        async with mcp_sessions(server, shared=False, wait_s=120.0) as sessions:
+        apart = msgspec.structs.replace(server, keeps_apart=True)
+        async with mcp_sessions(apart, shared=False, wait_s=120.0) as sessions:
             session = await sessions.take()
             assert await session.call("echo", {"text": "mine"}) == "mine"
+            process.kill()
+            await process.wait()
+            process = await start()
+            sessions.give_back(await sessions.take())  # so it is up again
+            with pytest.raises(EnvironmentLost):  # what it kept for the session is gone
+                await session.call("echo", {"text": "mine"})
             sessions.give_back(session)
         assert [each for each in psutil.Process().net_connections() if each.raddr and each.raddr.port == port] == []
     finally:

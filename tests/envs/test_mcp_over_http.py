@@ -9,9 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
+from httpx2 import Request, Response
 
 from asyncrl.core.errors import EnvironmentLost
 from asyncrl.envs import ToolError
+from asyncrl.envs.mcp import http_answers
 from asyncrl.envs.mcp.schema_checks import SchemaChecks
 from asyncrl.envs.mcp.session import McpServer, McpSession, NoSession
 
@@ -32,8 +34,11 @@ def result(text: str) -> str:
 
 
 @asynccontextmanager
-async def answering(status: int, kind: str, body: str, to: str, headers: dict[str, str], session: str) -> AsyncIterator[str]:
-    """A server that answers requests of one method, ``to``, with this, and all others as it should."""
+async def answering(
+    status: int, kind: str, body: str, to: str, headers: dict[str, str], session: str, times: int
+) -> AsyncIterator[str]:
+    """A server that answers the first requests of one method, ``to``, with this, and all others as it should."""
+    left = times
 
     async def answer(request: web.Request) -> web.Response:
         if request.method != "POST":
@@ -41,7 +46,9 @@ async def answering(status: int, kind: str, body: str, to: str, headers: dict[st
         asked = await request.json()
         if "id" not in asked:
             return web.Response(status=202)
-        if asked["method"] == to:
+        nonlocal left
+        if asked["method"] == to and left:
+            left -= 1
             return web.Response(
                 status=status, content_type=kind, text=body.replace('"id":0', f'"id":{asked["id"]}'), headers=headers
             )
@@ -50,6 +57,7 @@ async def answering(status: int, kind: str, body: str, to: str, headers: dict[st
         answers = {
             "initialize": {"protocolVersion": version, "capabilities": {}, "serverInfo": {"name": "x", "version": "1"}},
             "tools/list": {"tools": [tool]},
+            "tools/call": {"content": [{"type": "text", "text": "done"}]},
         }
         if asked["method"] not in answers:
             return web.Response(status=400, content_type=JSON, text=error("no such method", -32601))
@@ -79,13 +87,16 @@ async def called(
     session: str = "s",
     headers: dict[str, str] | None = None,
     slash: str = "",
+    times: int = 1000,
+    wait_s: float = 0.0,
+    keeps_apart: bool = False,
 ) -> str:
-    async with answering(status, kind, body, to, headers or {}, session) as url, asyncio.timeout(DEADLINE_S):
+    async with answering(status, kind, body, to, headers or {}, session, times) as url, asyncio.timeout(DEADLINE_S):
         with closing(SchemaChecks("x")) as checks:
-            begun = McpSession(McpServer((), url + slash, (), {}), checks)
+            begun = McpSession(McpServer((), url + slash, (), {}, keeps_apart=keeps_apart), checks)
             await begun.start()
             try:
-                return await begun.call("echo", {})
+                return await begun.call("echo", {}, wait_s)
             finally:
                 await begun.end()
 
@@ -95,7 +106,10 @@ async def called(
     [
         (200, HTML, "<html>", "s", "content of type text/html"),
         (200, JSON, "", "s", "Failed to parse JSON"),
+        (200, EVENTS, "", "s", "has ended"),
+        (200, JSON, message(0, error={"code": -32000, "message": "Connection closed"}), "s", "has ended"),
         (202, JSON, "", "s", "HTTP status 202"),
+        (400, JSON, error("Bad Request: No valid session ID provided", -32000), "s", "HTTP status 400"),
         (302, HTML, "", "s", "Redirect to http://elsewhere/"),
         (401, JSON, error("Unauthorized"), "s", "HTTP status 401"),
         (404, JSON, error("Session not found", -32001), "s", "HTTP status 404"),
@@ -118,11 +132,84 @@ async def test_what_a_server_says_in_words_like_the_sdks_is_shown(said: str) -> 
         await called(200, JSON, message(0, error={"code": -32602, "message": said}))
 
 
-@pytest.mark.parametrize(("status", "session"), [(200, "s"), (400, "s"), (400, ""), (404, ""), (500, "s")])
-async def test_what_a_server_says_of_a_call_is_shown(status: int, session: str) -> None:
-    body = message(0, error={"code": -32602, "message": "no such city"})
+@pytest.mark.parametrize(
+    ("status", "session", "code"),
+    [
+        (200, "s", -32602),
+        (400, "s", -32602),
+        (400, "", -32602),
+        (404, "", -32602),
+        (500, "s", -32602),
+        (200, "s", -32000),
+        (400, "", -32000),
+        (500, "s", -32000),
+        (200, "s", -32099),
+    ],
+)
+async def test_what_a_server_says_of_a_call_is_shown(status: int, session: str, code: int) -> None:
+    body = message(0, error={"code": code, "message": "no such city"})
     with pytest.raises(ToolError, match="no such city"):
         await called(status, JSON, body, session=session)
+
+
+async def test_a_refusal_without_a_word_is_told_as_one() -> None:
+    with pytest.raises(ToolError, match="the server refused the call, and did not say why"):
+        await called(200, JSON, message(0, error={"code": -32602, "message": ""}))
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [({}, "content: Field required"), ({"content": [{"type": "text"}]}, r"content\.0\.\w+\.text: Field required")],
+)
+async def test_what_is_no_result_of_a_tool_is_told_shortly(answer: dict[str, Any], said: str) -> None:
+    with pytest.raises(ToolError, match=f"^the server answered with what is no result of a tool: .{said}.$"):
+        await called(200, JSON, message(0, result=answer))
+
+
+@pytest.mark.parametrize("session", ["s", ""])
+@pytest.mark.parametrize(
+    ("status", "after"),
+    [(429, "0"), (429, ""), (429, "soon"), (429, "Sat, 01 Aug 2026 12:00:00 GMT"), (503, "0"), (503, "soon")],
+)
+async def test_a_busy_server_is_waited_for(status: int, after: str, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_answers, "WITHOUT_WORD_S", 0.0)
+    headers = {"Retry-After": after} if after else {}
+    assert await called(status, HTML, "", session=session, headers=headers, times=2, wait_s=DEADLINE_S) == "done"
+
+
+@pytest.mark.parametrize(("status", "after"), [(429, "30"), (503, "30")])
+async def test_a_server_that_is_busy_for_longer_than_a_call_may_take_is_a_failing_one(status: int, after: str) -> None:
+    with pytest.raises(EnvironmentLost, match=f"has ended: it answered with HTTP status {status}, and asks to wait 30 s"):
+        await called(status, JSON, error("slow down"), headers={"Retry-After": after}, wait_s=20.0)
+
+
+@pytest.mark.parametrize("to", ["initialize", "tools/list"])
+async def test_a_server_that_is_busy_from_the_start_says_when_to_come_back(to: str) -> None:
+    with pytest.raises(NoSession, match="is busy: it answered with HTTP status 429, and asks to wait 7 s; try again") as wrong:
+        await called(429, HTML, "", to=to, headers={"Retry-After": "7"})
+    assert wrong.value.wait_s == 7.0
+
+
+async def test_a_server_that_knows_no_sessions_cannot_keep_episodes_apart() -> None:
+    with pytest.raises(NoSession, match=r"gives its sessions no ids, so it cannot keep apart .*; set it to shared") as wrong:
+        await called(200, JSON, result(""), session="", keeps_apart=True)
+    assert wrong.value.key == "session"
+    assert await called(200, JSON, result("hello"), session="s", keeps_apart=True) == "hello"
+
+
+@pytest.mark.parametrize(
+    ("method", "asked", "counts"),
+    [
+        ("POST", {"id": 1, "method": "tools/call"}, True),
+        ("POST", {"method": "notifications/initialized"}, False),
+        ("POST", {"id": 1, "method": "subscriptions/listen"}, False),  # a proxy may hold it back, and end it as too late
+        ("GET", {}, False),
+    ],
+)
+async def test_a_session_stands_and_falls_with_the_answers_that_it_needs(
+    method: str, asked: dict[str, Any], counts: bool
+) -> None:
+    assert await http_answers.answers_request(Response(504, request=Request(method, "http://x/mcp", json=asked))) is counts
 
 
 async def test_a_redirect_of_the_servers_own_is_followed() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import types
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -218,6 +219,60 @@ def test_a_mark_that_is_hidden_is_refused(above: Callable[..., Any]):
         TypeError, match=r"^Mine: tool take was marked, but .* stands above @tool and hides it; write @tool above"
     ):
         type("Mine", (Base,), {"take": above(tool(take))})
+
+
+@pytest.mark.parametrize(
+    "above",
+    [
+        classmethod,
+        property,
+        lambda marked: functools.partialmethod(marked, word="a"),
+        lambda marked: functools.partial(marked, word="a"),
+    ],
+)
+def test_a_mark_that_is_hidden_under_another_name_is_refused(above: Callable[..., Any]):
+    def other(self: Any, word: str) -> str:
+        """Take it."""
+        return word
+
+    with pytest.raises(TypeError, match=r"^Mine: tool take was marked, but .* stands above @tool and hides it"):
+        type("Mine", (Base,), {"take": above(tool(other))})
+
+
+def on_itself(environment: Any, marked: Any) -> None:
+    environment.take = marked
+
+
+def bound_to_itself(environment: Any, marked: Any) -> None:
+    environment.take = types.MethodType(marked, environment)
+
+
+def wrapped_on_itself(environment: Any, marked: Any) -> None:
+    environment.stream = functools.wraps(environment.stream)(marked)
+
+
+@pytest.mark.parametrize("setting", [on_itself, bound_to_itself, wrapped_on_itself])
+def test_a_tool_that_is_set_on_an_instance_is_refused(setting: Callable[[Any, Any], None]):
+    def other(self: Any, word: str) -> str:
+        """Take it."""
+        return word
+
+    with pytest.raises(TypeError, match=r"was marked, but set on an instance of Decorated, so it is no tool; set it in the body"):
+        setting(Decorated(), tool(other))
+
+
+async def test_an_instance_may_hold_its_tools_under_other_names_and_have_fewer():
+    environment = Decorated()
+    environment.first = environment.stream  # type: ignore[attr-defined]
+    environment.tools = {"generate": environment.tools["generate"]}  # type: ignore[misc]
+    result = await call(environment, ToolCall("generate", {"word": "ab"}), ToolCall("stream", {"word": "ab"}))
+    assert [each.outcome for each in result.calls] == [CallOutcome.OK, CallOutcome.MALFORMED]
+
+
+@pytest.mark.parametrize("tools", [{}, property(lambda self: {})])
+def test_tools_are_not_defined_beside_the_marks(tools: Any):
+    with pytest.raises(TypeError, match=r"^Mine defines `tools`, which holds .*; mark those that it shall have, and write"):
+        type("Mine", (Base,), {"tools": tools})
 
 
 def test_a_decorator_that_hides_the_signature_is_refused_with_what_it_lacks():

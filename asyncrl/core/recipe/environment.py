@@ -122,7 +122,7 @@ class McpEnvironmentConfig(EpisodeConfig, frozen=True, tag_field="kind", tag="mc
             in no file of the run.
         token_variable: name of the environment variable whose value is sent to ``url`` as bearer token; null if none is.
         session: ``shared`` by all episodes of a generator; or one for each ``episode``, for servers that keep state or answer
-            one call after the other. With ``command``, each session is a process.
+            one call after the other. With ``command``, each session is a process; at a ``url``, it must have an id.
         server_timeout_s: how long episodes wait while no session can be begun, before the run ends.
     """
 

@@ -117,6 +117,7 @@ class McpMember(Member):
             tools=spec.tools,
             variables={name: secrets[name] for name in spec.secrets},
             token=secrets[spec.token_variable] if spec.token_variable else "",
+            keeps_apart=spec.session == "episode",
         )
 
 
@@ -169,7 +170,7 @@ class McpToolEnvironment(ToolEnvironment):
         """Call a tool of the server."""
         if self._session is None:
             raise RuntimeError("ready() comes before a call")
-        return await self._session.call(name, arguments)
+        return await self._session.call(name, arguments, self.tool_timeout_s)
 
     def reward(self, task: Task, answer: str) -> float | Mapping[str, float] | Awaitable[float | Mapping[str, float]]:
         """The reward that the recipe names."""

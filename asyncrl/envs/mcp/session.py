@@ -10,8 +10,9 @@ import re
 import secrets
 import shutil
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,13 +26,23 @@ from asyncrl.envs.hosting.guarded_calls import Raised, contained
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.envs.hosting.tool_messages import ToolError
 from asyncrl.envs.mcp.errors_log import ErrorsLog
-from asyncrl.envs.mcp.http_answers import FORBIDDING, answers_request, failure, is_unspoken
+from asyncrl.envs.mcp.http_answers import (
+    FORBIDDING,
+    answers_request,
+    asked_wait,
+    failure,
+    has_ended,
+    is_unspoken,
+    wait_before_next,
+)
+from asyncrl.envs.mcp.noted_end import noting_end
 from asyncrl.envs.mcp.results import result_text
 from asyncrl.envs.mcp.schema_checks import SchemaChecks
+from asyncrl.envs.mcp.tool_list import MOST_PAGES, TooManyPages, all_tools, changed_tools, listen_for_changes
 
 if TYPE_CHECKING:
     import httpx2
-    from mcp import Client
+    from mcp import Client, MCPError
     from mcp.client._transport import Transport
     from mcp.types import CallToolResult
 
@@ -46,8 +57,6 @@ LAST_WORDS_S = 1.0
 """Seconds to wait for what a process wrote before it ended; a child of it may keep its standard error open."""
 PYTHON = ("python", "python3")
 """Programs that mean the interpreter that runs this code, which need not be on the path."""
-MOST_PAGES = 100
-"""Pages of a list of tools that are read."""
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
 """Names that MCP allows for tools."""
 
@@ -61,6 +70,7 @@ class McpServer(msgspec.Struct, frozen=True):
         tools: names of the tools that are used; all if empty.
         variables: environment variables that its process gets beside the usual ones.
         token: bearer token that is sent to ``url``; none if empty.
+        keeps_apart: whether a server at ``url`` must know one session from another, as it keeps state for each.
     """
 
     command: tuple[str, ...]
@@ -68,6 +78,7 @@ class McpServer(msgspec.Struct, frozen=True):
     tools: tuple[str, ...]
     variables: Mapping[str, str]
     token: str = ""
+    keeps_apart: bool = False
 
     @property
     def name(self) -> str:
@@ -85,10 +96,11 @@ class NoSession(AsyncRLError):
 
     Args:
         key: key of the environment's section that is to blame.
+        wait_s: seconds that the server asks to wait before the next session is begun.
     """
 
-    def __init__(self, key: str, problem: str, remedy: str) -> None:
-        self.key, self.problem, self.remedy = key, problem, remedy
+    def __init__(self, key: str, problem: str, remedy: str, wait_s: float = 0.0) -> None:
+        self.key, self.problem, self.remedy, self.wait_s = key, problem, remedy, wait_s
         super().__init__(f"{problem}; {remedy}")
 
 
@@ -111,7 +123,7 @@ class McpSession:
         self._incident = f"{server.name} {secrets.token_hex(8)}"
         self._client: Client
         self._errors: ErrorsLog | None = None
-        self._failure, self._failed_status = "", 0
+        self._failure, self._failed_status, self._has_id = "", 0, False
         self._task: asyncio.Task[Raised | None]
 
     async def start(self) -> None:
@@ -126,6 +138,7 @@ class McpSession:
             await asyncio.wait({begun, self._task}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
             if not self._begun.is_set():
                 raise await self._not_begun()
+            self._check_id()
             self._check_tools()
             await self._check_schemas()
         except BaseException:
@@ -134,32 +147,53 @@ class McpSession:
         finally:
             begun.cancel()
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    async def call(self, name: str, arguments: Mapping[str, Any], wait_s: float = 0.0) -> str:
         """Call a tool, and return its result as text.
+
+        Args:
+            wait_s: seconds for which a busy server over HTTP may have the call wait.
 
         Raises:
             ToolError: the server or the tool says that the call failed.
             EnvironmentLost: the session ended.
         """
         from mcp import MCPError
-        from mcp.types import CONNECTION_CLOSED
+        from pydantic import ValidationError
 
-        if self.lost.is_set():
-            raise self.lost_error()
-        try:
-            result = await self._client.call_tool(name, dict(arguments))
-        except MCPError as error:
-            unspoken = bool(self.server.url) and is_unspoken(error.code, error.message)
-            if unspoken:
-                self._failure = self._failure or f"it gave no answer of MCP: {short(error.message)}"
-            if unspoken or error.code == CONNECTION_CLOSED:
-                self._leave()
-                raise self.lost_error() from error
-            raise ToolError(error.message) from error
+        until = time.monotonic() + wait_s
+        while True:
+            if self.lost.is_set():
+                raise self.lost_error()
+            try:
+                result = await self._client.call_tool(name, dict(arguments))
+                break
+            except MCPError as error:
+                await self._wait_or_raise(error, until)
+            except ValidationError as error:
+                first = error.errors(include_url=False)[0]
+                what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+                raise ToolError(f"the server answered with what is no result of a tool: {short(what)}") from error
         text = result_text(result)
         if result.is_error:
             raise ToolError(text or "the tool failed, and did not say why")
         return text
+
+    async def _wait_or_raise(self, error: "MCPError", until: float) -> None:
+        """Wait as long as a busy server asks, but not beyond ``until``, or raise what else became of a call."""
+        wait_s = asked_wait(error) if self.server.url else None
+        if wait_s is not None and time.monotonic() + wait_s < until:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.lost.wait(), wait_s)
+            return
+        unspoken = bool(self.server.url) and is_unspoken(error.code, error.message)
+        if wait_s is not None:
+            self._failure = f"{error.message}, and asks to wait {wait_s:g} s"
+        elif unspoken:
+            self._failure = self._failure or f"it gave no answer of MCP: {short(error.message)}"
+        if wait_s is not None or unspoken or has_ended(error.code, error.message):
+            self._leave()
+            raise self.lost_error() from error
+        raise ToolError(error.message or "the server refused the call, and did not say why") from error
 
     def lost_error(self) -> EnvironmentLost:
         """The error of those who depended on this session."""
@@ -183,15 +217,39 @@ class McpSession:
     async def _run(self) -> None:
         from mcp import Client
 
+        # Of its newest protocol servers know no sessions over HTTP.
+        mode = "legacy" if self.server.keeps_apart and self.server.url else "auto"
         try:
-            async with AsyncExitStack() as stack, Client(_noting_end(self._transport(stack), self._leave), cache=None) as client:
-                self.tools = await _all_tools(client, self.server.name)
+            async with (
+                AsyncExitStack() as stack,
+                Client(
+                    noting_end(self._transport(stack), self._leave), cache=None, mode=mode, message_handler=self._hear
+                ) as client,
+            ):
+                self._client = client
+                self.tools = await all_tools(client)
                 # It would check results in this event loop by a schema of the server's, which may take for ever.
                 client.session.validate_tool_result = _anything  # type: ignore[method-assign]
-                self._client = client
                 self._begun.set()
-                await self._leaving.wait()
+                async with asyncio.TaskGroup() as group:
+                    listening = group.create_task(listen_for_changes(client, self._compare_tools))
+                    await self._leaving.wait()
+                    listening.cancel()
         finally:
+            self._leave()
+
+    async def _hear(self, message: object) -> None:
+        from mcp.types import ToolListChangedNotification
+
+        if isinstance(message, ToolListChangedNotification) and self._begun.is_set():
+            await self._compare_tools()
+
+    async def _compare_tools(self) -> None:
+        """End the session if its tools are no longer those that the model has read."""
+        server = self.server
+        if changed := await changed_tools(self._client, self.tools, server.name, all_are_used=not server.tools):
+            named = ", ".join(map(repr, changed))
+            self._failure = f"it has changed the tools {named}; name those that stay the same under environment.tools"
             self._leave()
 
     def _transport(self, stack: AsyncExitStack) -> "Transport":
@@ -200,7 +258,9 @@ class McpSession:
             import httpx2
             from mcp.client.streamable_http import streamable_http_client
 
-            client = httpx2.AsyncClient(
+            from asyncrl.envs.mcp.busy_client import BusyClient
+
+            client = BusyClient(
                 headers={"Authorization": f"Bearer {server.token}"} if server.token else None,
                 # A tool has the environment's deadline, and each call in flight needs a connection of its own.
                 timeout=httpx2.Timeout(None, connect=CONNECT_S),
@@ -224,9 +284,10 @@ class McpSession:
 
     async def _note_failure(self, response: "httpx2.Response") -> None:
         """End the session if the server fails; while it begins, the SDK tries one handshake after the other."""
-        if not await answers_request(response):
+        self._has_id |= "mcp-session-id" in response.headers
+        if not await answers_request(response) or wait_before_next(response) is not None:
             return
-        failed, begun = failure(response), self._begun.is_set()
+        failed, begun = await failure(response), self._begun.is_set()
         if failed or not begun:
             self._failure, self._failed_status = failed, response.status_code
         if failed and begun:
@@ -243,8 +304,12 @@ class McpSession:
             await run_in_daemon_thread(partial(self._errors.join, LAST_WORDS_S), f"last words of {server.name}")
         outcome = self._task.result()
         error = _leaf(outcome.error) if isinstance(outcome, Raised) else ConnectionError("it ended")
-        if isinstance(error, NoSession):
-            return error
+        if isinstance(error, TooManyPages):
+            problem = f"{server.name} lists its tools on more than {MOST_PAGES} pages"
+            return NoSession("tools", problem, "correct the server, or list more on a page")
+        if (wait_s := asked_wait(error)) is not None:
+            problem = f"{server.name} is busy: {error}, and asks to wait {wait_s:g} s"
+            return NoSession("url", problem, "try again later, or have it take more requests", wait_s)
         if isinstance(error, FileNotFoundError | PermissionError) and server.command:
             program = server.command[0]
             why = (
@@ -260,6 +325,12 @@ class McpSession:
     def _said(self) -> str:
         last = self._errors.last if self._errors is not None else ""
         return f"; its last words: {last}" if last else ""
+
+    def _check_id(self) -> None:
+        """Refuse a server over HTTP that cannot know one session from another, where it has to."""
+        if self.server.url and self.server.keeps_apart and not self._has_id:
+            problem = f"{self.server.name} gives its sessions no ids, so it cannot keep apart what episodes do"
+            raise NoSession("session", problem, "set it to shared, or have the server keep sessions")
 
     def _check_tools(self) -> None:
         """Keep the tools that are used, and check their names."""
@@ -286,59 +357,6 @@ class McpSession:
 
 async def _anything(name: str, result: "CallToolResult") -> None:
     """Let any result pass: the model is shown what the server says."""
-
-
-async def _all_tools(client: "Client", server: str) -> tuple[ToolSpec, ...]:
-    """List all tools.
-
-    Raises:
-        NoSession: they are on too many pages.
-    """
-    tools: list[ToolSpec] = []
-    cursor: str | None = None
-    for _ in range(MOST_PAGES):
-        page = await client.list_tools(cursor=cursor)
-        tools += [ToolSpec(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
-        cursor = page.next_cursor
-        if not cursor:  # some servers end with an empty one
-            return tuple(tools)
-    raise NoSession(
-        "tools", f"{server} lists its tools on more than {MOST_PAGES} pages", "correct the server, or list more on a page"
-    )
-
-
-@asynccontextmanager
-async def _noting_end(transport: "Transport", ended: Any) -> AsyncIterator[Any]:
-    """Pass ``transport`` on, and call ``ended`` as soon as the server's side of it has ended."""
-    async with transport as (reading, writing):
-        yield _NotedEnd(reading, ended), writing
-
-
-class _NotedEnd:
-    """A stream of the SDK that tells when it has ended."""
-
-    def __init__(self, stream: Any, ended: Any) -> None:
-        self._stream, self._ended = stream, ended
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def __aiter__(self) -> "_NotedEnd":
-        return self
-
-    async def __anext__(self) -> Any:
-        try:
-            return await self._stream.__anext__()
-        except BaseException:
-            self._ended()
-            raise
-
-    async def __aenter__(self) -> "_NotedEnd":
-        await self._stream.__aenter__()
-        return self
-
-    async def __aexit__(self, *raised: Any) -> Any:
-        return await self._stream.__aexit__(*raised)
 
 
 def _leaf(error: BaseException) -> BaseException:

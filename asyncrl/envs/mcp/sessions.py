@@ -115,7 +115,8 @@ class Sessions:
                 if self._why != str(problem):
                     self._why = str(problem)
                     logger.warning("%s", problem)
-            await asyncio.sleep(retry * random.uniform(0.5, 1))
+                asked_s = min(problem.wait_s, self._wait_s)
+            await asyncio.sleep(max(asked_s, retry * random.uniform(0.5, 1)))
             retry = min(2 * retry, LAST_RETRY_S)
 
     def _remark(self, sentence: str) -> None:

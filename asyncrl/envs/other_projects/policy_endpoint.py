@@ -46,10 +46,12 @@ class Line:
         """Wait for the next request, and return the messages that are new in it.
 
         Raises:
-            EnvironmentBroken: it changes what was said before, so that it is no continuation; or a message says what would not
-                reach the model.
+            EnvironmentBroken: it changes what was said before, so that it is no continuation; a message says what would not
+                reach the model; or it asks for several turns at once.
         """
         body, self._open = await self._requests.get()
+        if (several := body.get("n") or 1) != 1:
+            raise EnvironmentBroken(f"the environment asks for {several} turns at once (n), and gets one; have it ask for one")
         messages, known = body["messages"], len(self._seen)
         if [_plain(each) for each in messages[:known]] != [_plain(each) for each in self._seen]:
             raise EnvironmentBroken(

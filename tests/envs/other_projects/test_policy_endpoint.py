@@ -48,8 +48,8 @@ OPENING = [
 ]
 
 
-async def asked(line: Line, *messages: dict[str, Any]) -> tuple[Message, ...]:
-    asking = asyncio.create_task(line.ask({"messages": [*messages]}))
+async def asked(line: Line, *messages: dict[str, Any], **more: Any) -> tuple[Message, ...]:
+    asking = asyncio.create_task(line.ask({"messages": [*messages], **more}))
     try:
         async with asyncio.timeout(30):
             return await line.request()
@@ -87,6 +87,13 @@ async def test_the_calls_of_examples_reach_the_model():
 async def test_an_opening_that_would_not_reach_the_model_is_refused(message: dict[str, Any], problem: str):
     with pytest.raises(EnvironmentBroken, match=problem):
         await asked(Line("http://127.0.0.1:1/v1"), message)
+
+
+async def test_several_turns_at_once_are_refused():
+    question = {"role": "user", "content": "2+2?"}
+    assert await asked(Line("http://127.0.0.1:1/v1"), question, n=1) == (Message("user", "2+2?"),)
+    with pytest.raises(EnvironmentBroken, match=r"asks for 2 turns at once \(n\), and gets one; have it ask for one"):
+        await asked(Line("http://127.0.0.1:1/v1"), question, n=2)
 
 
 async def test_of_requests_made_at_once_none_waits_for_a_turn_after_the_end():

@@ -1,6 +1,7 @@
 """What the libraries of OpenAI and Anthropic raise, path by path of theirs; no error costs an episode a token."""
 
 import asyncio
+from datetime import UTC
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -69,7 +70,11 @@ def limits(**changed: Any) -> GatewayLimits:
         ({"messages": [{"content": "no role"}]}, "role"),
         ({"tools": [{"type": "function"}]}, "function"),
         ({"max_tokens": "many"}, "max_tokens"),
-        ({"max_tokens": 0}, "a turn needs at least one token"),
+        (
+            {"max_tokens": 0},
+            "a turn needs at least one token, and the request allows 0; raise max_completion_tokens, or leave it out",
+        ),
+        ({"max_tokens": -2}, "a turn needs at least one token, and the request allows -2"),
         ({"stop": 5}, "stop"),
         (
             {"functions": [OPENAI_TOOLS[0]["function"]]},
@@ -110,7 +115,12 @@ async def test_what_openai_s_library_is_refused(protocols, asked: dict[str, Any]
             "content of type image is not supported",
         ),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
-        ({"max_tokens": -1}, "a turn needs at least one token, and the request allows -1"),
+        ({"max_tokens": -1}, "a turn needs at least one token, and the request allows -1; raise max_tokens"),
+        (
+            {"system": [{"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "FACT"}}]},
+            "content of type document in system is not supported, which holds text alone; put it into a message",
+        ),
+        ({"system": [{"type": "image", "source": {}}]}, "content of type image is not supported"),
         (
             {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
             "a tool of type web_search_20250305 is not supported: the policy calls tools with an input_schema",
@@ -132,6 +142,10 @@ async def test_what_anthropic_s_library_is_refused(protocols, asked: dict[str, A
     ("asked", "what"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id is not supported: nothing is kept for it"),
+        (
+            {"messages": [USER, {"type": "item_reference", "id": "msg_1"}, USER]},
+            "an item_reference is not supported: nothing is kept for it; send the item itself",
+        ),
         ({"conversation": "conv_1"}, "conversation is not supported: nothing is kept for it"),
         ({"prompt": {"id": "p"}}, "prompt is not supported"),
         ({"background": True}, "background is not supported: a turn is answered by its own request"),
@@ -304,7 +318,9 @@ async def test_a_path_that_there_is_not(protocols, ask, library) -> None:
     async with clients(protocols, yes) as play:
         await ask(play)
         unknown = (
-            play.openai.embeddings.create(model="main", input="x") if library is openai else play.anthropic.models.retrieve("m")
+            play.openai.embeddings.create(model="main", input="x")
+            if library is openai
+            else play.anthropic.messages.batches.retrieve("m")
         )
         with pytest.raises(library.NotFoundError) as raised:
             await unknown
@@ -361,6 +377,45 @@ async def test_sampling_is_the_recipe_s_and_what_is_asked_in_vain_is_counted(pro
             **dict.fromkeys(("ignored user", "ignored priority", "ignored ignore_eos", "ignored metadata"), 1),
             "ignored tools.web_search": 1,
         }
+
+
+async def test_a_format_is_one_by_its_earlier_name_as_well(protocols) -> None:
+    asked = {"extra_body": {"output_format": {"type": "json_schema", "schema": {"type": "object"}}}}
+    async with clients(protocols, yes) as play:
+        await by_anthropic(play, **asked)
+        assert play.played.episode.asked_in_vain == {"not enforced output_format": 1}
+    async with clients(protocols, yes, GatewayLimits(LIMITS, constrained="refuse")) as play:
+        with pytest.raises(anthropic.BadRequestError, match="output_format would constrain what is sampled"):
+            await by_anthropic(play, **asked)
+
+
+@pytest.mark.parametrize(
+    ("ask", "asked"),
+    [
+        (by_openai, {"max_tokens": -1}),
+        (by_openai, {"max_completion_tokens": -1, "metadata": {}, "user": ""}),
+        (by_responses, {"previous_response_id": "", "include": []}),
+        (by_responses, {"conversation": "", "metadata": {}}),
+    ],
+)
+async def test_what_libraries_send_for_nothing_is_nothing(protocols, ask: Any, asked: dict[str, Any]) -> None:
+    async with clients(protocols, yes) as play:
+        await ask(play, **asked)
+        assert not play.played.episode.asked_in_vain
+
+
+async def test_a_limit_that_is_none_does_not_lift_another(protocols) -> None:
+    async with clients(protocols, yes) as play:
+        completion = await by_openai(play, max_tokens=2, max_completion_tokens=-1)
+        assert completion.usage.completion_tokens == 2
+
+
+async def test_the_model_is_described_by_any_name_as_each_library_reads_it(protocols) -> None:
+    async with clients(protocols, yes) as play:
+        assert (await play.openai.models.retrieve("org/main")).id == "org/main"
+        found = await play.anthropic.models.retrieve("main")
+        assert (found.id, found.type, found.display_name, found.created_at.tzinfo) == ("main", "model", "main", UTC)
+        assert [(each.id, each.type) async for each in play.anthropic.models.list()] == [("policy", "model")]
 
 
 @ALL

@@ -80,7 +80,7 @@ async def lose(play: Clients) -> None:
     with pytest.raises(openai_library.NotFoundError):
         await play.openai.embeddings.create(model="main", input="x")
     with pytest.raises(anthropic_library.NotFoundError):
-        await play.anthropic.models.retrieve("m")
+        await play.anthropic.messages.batches.retrieve("m")
     await play.anthropic.messages.count_tokens(model="main", messages=[user("begin")])
     assert [model.id async for model in play.openai.models.list()]
     await chat(play, messages)
@@ -150,7 +150,7 @@ async def test_requests_and_answers_are_kept_as_their_clients_had_them(protocols
         ("POST v1/chat/completions", 400, 3),
         ("POST v1/chat/completions", 400, None),
         ("POST v1/embeddings", 404, None),
-        ("GET v1/models/m", 404, None),
+        ("GET v1/messages/batches/m", 404, None),
         ("POST v1/messages/count_tokens", 200, None),
         ("GET v1/models", 200, None),
         ("POST v1/chat/completions", 200, 4),

@@ -1,0 +1,91 @@
+"""The tools that a server lists, and what has become of them since.
+
+The model has read its tools in the prompt, so an episode keeps those with which it began.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.messages import ToolSpec
+
+if TYPE_CHECKING:
+    from mcp import Client
+
+logger = logging.getLogger(__name__)
+
+MOST_PAGES = 100
+"""Pages of a list of tools that are read."""
+LISTEN_AGAIN_S = 5.0
+"""Seconds after which a server that has stopped telling of changes is asked for them again."""
+
+
+class TooManyPages(AsyncRLError):
+    """The tools are on more than :data:`MOST_PAGES` pages."""
+
+
+async def all_tools(client: "Client") -> tuple[ToolSpec, ...]:
+    """List all tools.
+
+    Raises:
+        TooManyPages: they are on too many pages.
+        MCPError: the server does not list them.
+    """
+    tools: list[ToolSpec] = []
+    cursor: str | None = None
+    for _ in range(MOST_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        tools += [ToolSpec(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
+        cursor = page.next_cursor
+        if not cursor:  # some servers end with an empty one
+            return tuple(tools)
+    raise TooManyPages(f"the tools are on more than {MOST_PAGES} pages; list more on a page")
+
+
+async def changed_tools(client: "Client", used: Sequence[ToolSpec], server: str, *, all_are_used: bool) -> list[str]:
+    """Return the names of the tools that are ``used`` and are no longer listed as they were.
+
+    Further ones are only logged, if all are used: they are shown from the next session on.
+    """
+    from mcp import MCPError
+
+    try:
+        listed = {tool.name: tool for tool in await all_tools(client)}
+    except (MCPError, TooManyPages) as error:
+        logger.warning("%s says that its tools have changed, and does not list them: %s", server, error)
+        return []
+    if (further := listed.keys() - {tool.name for tool in used}) and all_are_used:
+        logger.info("%s has tools that running episodes are not shown: %s", server, ", ".join(sorted(further)))
+    return [tool.name for tool in used if listed.get(tool.name) != tool]
+
+
+async def listen_for_changes(client: "Client", compare: Callable[[], Awaitable[None]]) -> None:
+    """Have a server of the newest protocol tell of changes, until this is cancelled; older ones do so unasked.
+
+    Args:
+        compare: is called when changes may have been missed. What a server tells, the client's message handler hears.
+    """
+    from mcp import MCPError
+    from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
+    from mcp.types import METHOD_NOT_FOUND
+
+    tells = client.server_capabilities.tools
+    while tells is not None and tells.list_changed:
+        try:
+            async with client.listen(tools_list_changed=True) as changes:
+                if not changes.honored.tools_list_changed:
+                    return
+                await compare()
+                async for _ in changes:
+                    pass
+        except ListenNotSupportedError:
+            return
+        except MCPError as error:
+            if error.code == METHOD_NOT_FOUND:
+                return
+            logger.debug("changes of tools are not told now: %s", error)
+        except SubscriptionLost as error:
+            logger.debug("changes of tools are not told now: %s", error)
+        await asyncio.sleep(LISTEN_AGAIN_S)
