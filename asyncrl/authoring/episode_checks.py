@@ -45,8 +45,8 @@ CROWD_S = 60.0
 """Seconds that episodes at once may take in another process, or calls of theirs that block the event loop."""
 ENDED_S = 1.0
 """Seconds in which a cancelled episode must end."""
-SHOWN_CHARACTERS, SHOWN_BEFORE = 200, 40
-"""Characters that are quoted of what a tool answered; and how many of them stand before the place where two answers differ."""
+SHOWN_CHARACTERS, SHOWN_BEFORE = 300, 40
+"""Characters that are quoted of answers and errors; and how many of them stand before the place where two answers differ."""
 
 Make = Callable[[Task], Environment]
 
@@ -293,21 +293,22 @@ class EpisodeChecks:
                 self._findings.error("cancellation", f"{self._name}, tool {tool.name}", problem, remedy)
 
     def _check_made_calls(self, tools: Sequence[ToolSpec]) -> None:
-        """Tell which tools gave no result: no call that was made up fitted their parameters, or all calls raised."""
+        """Tell which tools gave no result: no call that was made up fitted their parameters, or all raised errors."""
+        example = "give an example of the parameter: Annotated[str, msgspec.Meta(examples=[...])]"
+        errors = {error.method: error for error in merged(self._errors)}
         for tool in tools:
             calls = [call for call in self._made_calls if call.tool == tool.name]
-            outcomes = {call.outcome for call in calls}
-            if outcomes not in ({CallOutcome.MALFORMED}, {CallOutcome.ERROR}, {CallOutcome.MALFORMED, CallOutcome.ERROR}):
-                continue
-            remedy = "give an example of the parameter: Annotated[str, msgspec.Meta(examples=[...])]"
-            many = pluralize(len(calls), "call")
-            if CallOutcome.ERROR in outcomes:
-                why = next(call.problem for call in calls if call.outcome is CallOutcome.ERROR)
-                problem = f"none of {many} made up for it had a result: {without_middle(why, SHOWN_CHARACTERS)}"
-                remedy = f"correct the tool; if it is what it was called with that is wrong, {remedy}"
-            else:
+            outcomes, many, remedy = {call.outcome for call in calls}, pluralize(len(calls), "call"), example
+            if outcomes == {CallOutcome.MALFORMED}:
                 why = calls[0].problem.partition("; use ")[0]
                 problem = f"none of {many} made up for it fits, so it was not tried: {why}"
+            elif tool.name in errors and outcomes <= {CallOutcome.MALFORMED, CallOutcome.ERROR}:
+                problem = (
+                    f"none of {many} made up for it had a result: {without_middle(str(errors[tool.name]), SHOWN_CHARACTERS)}"
+                )
+                remedy = f"correct the tool; if it is what it was called with that is wrong, {example}"
+            else:
+                continue
             self._findings.warning("made-up calls", f"{self._name}, tool {tool.name}", problem, remedy)
 
     def _check_errors(self, tools: Sequence[ToolSpec]) -> None:

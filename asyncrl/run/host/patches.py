@@ -39,7 +39,7 @@ REACHES = (
     Reach(
         files=("asyncrl/run/host/ray_cluster.py",),
         names=("ray.job_config.JobConfig._serialize", "._py_driver_sys_path"),
-        why="have actors look for modules in the current folder last: Ray has it first, where the user's random.py hides Python's",
+        why="have actors look for modules in the current folder last; with Ray's order, the user's random.py hides Python's",
         test="tests/run/host/test_ray.py::test_no_file_of_the_current_folder_hides_a_library",
         needless="Ray keeps the order of the driver's sys.path",
     ),
