@@ -175,8 +175,9 @@ def label(folder: RunFolder, recipe: str, overrides: Sequence[str], tags: Sequen
 
     def changed(known: Labels) -> Labels:
         before = known.recipe or known.overrides
-        named, changes = (known.recipe, (*known.overrides, *overrides)) if before else (recipe, overrides)
-        return Labels(named, tuple(map(without_passwords, changes)), known.tags, note or known.note).with_tags(tags)
+        shown = tuple(map(without_passwords, overrides))
+        earlier = tuple(each for each in known.overrides if each not in shown)  # a command may be repeated again and again
+        return Labels(known.recipe if before else recipe, (*earlier, *shown), known.tags, note or known.note).with_tags(tags)
 
     try:
         change_labels(folder.labels, changed)

@@ -255,6 +255,13 @@ def test_labels_that_another_process_is_changing_for_long_are_refused(make, caps
     assert Labels.read(run.labels).tags == ()
 
 
+def test_what_a_repeated_resume_changes_again_is_listed_once_and_last(make):
+    run = make("resumed", "learner.lr=0.001", "steps=3")
+    for _ in range(3):
+        label(run, "", ["learner.lr=0.001"], [], "")
+    assert Labels.read(run.labels).overrides == ("steps=3", "learner.lr=0.001")
+
+
 def test_a_resume_that_changes_no_label_writes_none_and_so_needs_no_room(make):
     run = make("resumed", "steps=3")
     before = run.labels.stat()
