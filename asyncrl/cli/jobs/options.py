@@ -109,7 +109,8 @@ def _command(arguments: argparse.Namespace, place: str | None) -> list[str]:
     overrides, launch = arguments.overrides, [sys.executable, "-m", "asyncrl.cli.main", "launch"]
     if place is None:
         return [*launch, arguments.recipe, *overrides, *_passed_on(arguments), "--folder-name", arguments.named]
-    return [*launch, "--resume", place, *filter(_is_length, overrides), *_passed_on(arguments)]
+    # Here, and not where it was launched: of a job that was submitted before, the cluster still has the folder as it was then.
+    return [*launch, "--resume", place, "--from", str(Path.cwd()), *filter(_is_length, overrides), *_passed_on(arguments)]
 
 
 def _is_length(override: str) -> bool:

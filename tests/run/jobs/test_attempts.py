@@ -159,7 +159,7 @@ def test_what_is_said_of_a_run_that_is_there_already_is_passed_on_or_said_to_cha
     further = ["--tag", "first", "--quiet"]
     assert commands == [
         ["quickstart", run, "steps=7", *further, "--folder-name", "one"],
-        ["--resume", str(tmp_path / "one"), "steps=7", *further],
+        ["--resume", str(tmp_path / "one"), "--from", str(Path.cwd()), "steps=7", *further],
     ]
     said = " ".join(capsys.readouterr().err.split())
     assert said.count("by the recipe that it has there") == 1
