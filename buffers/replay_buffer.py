@@ -13,6 +13,7 @@ decides how to wait. The same calls always lead to the same state, byte for byte
 
 import logging
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -61,6 +62,7 @@ class ReplayBuffer:
         self._sampler = make_sampler(limits, {source.name: source.weight for source in tasks.sources})
         self._fingerprint = tasks.fingerprint()
         self.remarks: list[tuple[int, str]] = []
+        self._first_depth = limits.first_depth
         self._adopt(BufferState(steps, Limits.of(limits)))
 
     def _adopt(self, state: BufferState) -> None:
@@ -95,7 +97,11 @@ class ReplayBuffer:
     @property
     def depth(self) -> int:
         """The pipeline depth: training steps of groups that may be outstanding ahead of the learner."""
-        return self._limits.first_depth if self._state.depth is None else self._state.depth
+        return self._first_depth if self._state.depth is None else self._state.depth
+
+    def began_with(self, pipeline_depth: int | Literal["auto"]) -> None:
+        """Say what ``buffer.pipeline_depth`` was when the run began: it counts until its first change, also in a replay."""
+        self._first_depth = msgspec.structs.replace(self._limits, pipeline_depth=pipeline_depth).first_depth
 
     def pace(self, depth: int) -> None:
         """Change the pipeline depth. Groups that were already issued stay.
