@@ -13,7 +13,6 @@ decides how to wait. The same calls always lead to the same state, byte for byte
 
 import logging
 from collections.abc import Sequence
-from typing import Literal
 
 import msgspec
 
@@ -60,9 +59,8 @@ class ReplayBuffer:
         self._batch, self._limits, self.tasks, self._seed = batch, limits, tasks, seed
         self._policy = StalenessPolicy(limits, batch)
         self._sampler = make_sampler(limits, {source.name: source.weight for source in tasks.sources})
-        self._fingerprint = tasks.fingerprint()
+        self._fingerprint, self.first_depth = tasks.fingerprint(), limits.first_depth  # a resumed run began with its own
         self.remarks: list[tuple[int, str]] = []
-        self._first_depth = limits.first_depth
         self._adopt(BufferState(steps, Limits.of(limits)))
 
     def _adopt(self, state: BufferState) -> None:
@@ -97,11 +95,7 @@ class ReplayBuffer:
     @property
     def depth(self) -> int:
         """The pipeline depth: training steps of groups that may be outstanding ahead of the learner."""
-        return self._first_depth if self._state.depth is None else self._state.depth
-
-    def began_with(self, pipeline_depth: int | Literal["auto"]) -> None:
-        """Say what ``buffer.pipeline_depth`` was when the run began: it counts until its first change, also in a replay."""
-        self._first_depth = msgspec.structs.replace(self._limits, pipeline_depth=pipeline_depth).first_depth
+        return self.first_depth if self._state.depth is None else self._state.depth
 
     def pace(self, depth: int) -> None:
         """Change the pipeline depth. Groups that were already issued stay.

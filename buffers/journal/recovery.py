@@ -187,7 +187,7 @@ def rebuild(buffer: ReplayBuffer, identity: Identity, folder: Path, found: Recov
     try:
         if found.identity is not None:
             identity = identity.going_on(found.identity, folder)
-            buffer.began_with(identity.first_depth)
+            buffer.first_depth = identity.first_depth
         if found.snapshot is not None:
             buffer.restore(found.snapshot)
         commands.replay(found.records, buffer)

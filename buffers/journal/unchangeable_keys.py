@@ -4,7 +4,7 @@ The buffer's behaviour depends on them, so replaying the same records with other
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -12,6 +12,7 @@ from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.tasks.recorded_tasks import RecordedSource, recorded_sources
 from asyncrl.buffers.tasks.task_stream import TaskStream
 from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.core.recipe.flatten import flatten
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.tasks import FileTasksConfig
@@ -47,10 +48,10 @@ class Identity(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self)
 
     @property
-    def first_depth(self) -> int | Literal["auto"]:
-        """``buffer.pipeline_depth`` when the run began."""
-        depth: int | Literal["auto"] = self.recipe["buffer"][_DEPTH]
-        return depth
+    def first_depth(self) -> int:
+        """The pipeline depth that the run began with."""
+        buffer = self.recipe["buffer"]
+        return BufferConfig(max_staleness=buffer["max_staleness"], pipeline_depth=buffer[_DEPTH]).first_depth
 
     def going_on(self, recorded: bytes, folder: Path) -> "Identity":
         """Compare this identity with ``recorded``, the encoded one that the journal in ``folder`` was written with.
@@ -62,7 +63,7 @@ class Identity(msgspec.Struct, frozen=True):
             JournalOfAnotherRun: they differ; the message names what differs.
         """
         before = msgspec.json.decode(recorded, type=Identity)
-        buffer = {**self.recipe["buffer"], _DEPTH: before.first_depth}
+        buffer = {**self.recipe["buffer"], _DEPTH: before.recipe["buffer"][_DEPTH]}
         begun = msgspec.structs.replace(self, recipe={**self.recipe, "buffer": buffer})
         begun._check(before, folder)
         return begun
