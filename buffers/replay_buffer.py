@@ -59,7 +59,7 @@ class ReplayBuffer:
         self._batch, self._limits, self.tasks, self._seed = batch, limits, tasks, seed
         self._policy = StalenessPolicy(limits, batch)
         self._sampler = make_sampler(limits, {source.name: source.weight for source in tasks.sources})
-        self._fingerprint = tasks.fingerprint()
+        self._fingerprint, self.first_depth = tasks.fingerprint(), limits.first_depth  # a resumed run began with its own
         self.remarks: list[tuple[int, str]] = []
         self._adopt(BufferState(steps, Limits.of(limits)))
 
@@ -95,7 +95,7 @@ class ReplayBuffer:
     @property
     def depth(self) -> int:
         """The pipeline depth: training steps of groups that may be outstanding ahead of the learner."""
-        return self._limits.first_depth if self._state.depth is None else self._state.depth
+        return self.first_depth if self._state.depth is None else self._state.depth
 
     def pace(self, depth: int) -> None:
         """Change the pipeline depth. Groups that were already issued stay.

@@ -171,17 +171,19 @@ def label(folder: RunFolder, recipe: str, overrides: Sequence[str], tags: Sequen
     Raises:
         RecipeError: a tag is none, what the run has cannot be read, or the folder cannot be written to.
     """
-    from asyncrl.run.folder.labels import Labels
+    from asyncrl.run.folder.labels import Labels, change_labels
 
-    known = Labels.read_to_change(folder.labels)
-    if known.recipe or known.overrides:
-        recipe, overrides = known.recipe, (*known.overrides, *overrides)
-    labels = Labels(recipe, tuple(map(without_passwords, overrides)), known.tags, note or known.note).with_tags(tags)
+    def changed(known: Labels) -> Labels:
+        before = known.recipe or known.overrides
+        shown = tuple(map(without_passwords, overrides))
+        earlier = tuple(each for each in known.overrides if each not in shown)  # a command may be repeated again and again
+        return Labels(known.recipe if before else recipe, (*earlier, *shown), known.tags, note or known.note).with_tags(tags)
+
     try:
-        labels.write(folder.labels)
+        change_labels(folder.labels, changed)
     except OSError as error:
         problem = f"cannot write {str(folder.labels)!r}: {error.strerror}"
-        raise RecipeError("run_dir", problem, remedy_of(error, "make it writable")) from error
+        raise RecipeError("", problem, remedy_of(error, "make it writable")) from error
 
 
 def is_override(word: str) -> bool:

@@ -90,7 +90,6 @@ class Recorder:
         self._recipe, self._clock = recipe, clock
         self._last: Moment
         self._began, self._steps_here = 0.0, 0
-        self._evaluation: PlayedEvaluation | None = None
         self._skipped_since: set[PolicyVersion] = set()
         self._times: deque[TimeSplit] = deque(maxlen=BOTTLENECK_STEPS)
         self._finished: deque[FinishedEpisodes] = deque(maxlen=BOTTLENECK_STEPS)
@@ -187,8 +186,7 @@ class Recorder:
         reward = statistics.fmean(result.reward for result in results)
         turns = statistics.fmean(result.turns for result in results)
         oldest, newest = versions_of(results, version)
-        self._evaluation = PlayedEvaluation(version, oldest, newest, reward)
-        self._totals.evaluation(self._evaluation)
+        self._totals.evaluation(PlayedEvaluation(version, oldest, newest, reward))
         first = self._totals.first_evaluation
         self._warn(self._warning_signs.evaluation(first, [result.reward for result in results]))
         passed, by_member = self._passed(results), _by_member(results, members)
@@ -267,7 +265,7 @@ class Recorder:
             pipeline_depth=buffer.depth,
             bottleneck=self._totals.bottleneck,
             eta_s=(self._clock() - self._began) / self._steps_here * (self._recipe.steps - step),
-            evaluation=self._evaluation,
+            evaluation=self._totals.last_evaluation,
         )
 
 

@@ -52,11 +52,12 @@ class Journal:
     Attributes:
         fsync: whether each append waits until its record is on the disk.
         bytes_since_snapshot: size on disk of the records that a recovery would replay now.
+        identity: which run the journal belongs to, as new files say.
     """
 
     def __init__(self, folder: Path, lock: int, found: Found, *, fsync: bool, segment_bytes: int, identity: bytes) -> None:
         self._folder, self._lock, self.fsync, self._segment_bytes = folder, lock, fsync, segment_bytes
-        self._identity = identity
+        self.identity = identity
         self._to_mend: Found | None = found
         self._number, self._end, self._position = found.segment, found.end, found.position
         self._file = -1
@@ -112,7 +113,7 @@ class Journal:
     def _begin_segment(self, frame: bytes, record: bytes) -> None:
         """Begin a segment together with its first record, because a segment without a whole record does not count."""
         number = self._number + (self._file >= 0)
-        header = frames.pack_header(Header(self._position, self._identity))
+        header = frames.pack_header(Header(self._position, self.identity))
         path = self._path(number, LOG)
         file, end = self._create(path, (header, frame, record), fsync=self.fsync)
         self._close_segment()
@@ -130,7 +131,7 @@ class Journal:
         """
         self._mend()
         number = self._number + (self._file >= 0)
-        header = frames.pack_header(Header(self._position, self._identity))
+        header = frames.pack_header(Header(self._position, self.identity))
         making = self._path(number, f"{SNAPSHOT}.making")
         file, _ = self._create(making, (header, frames.pack(state), state), fsync=True)
         os.close(file)

@@ -81,7 +81,7 @@ def give_up_payload(
     Raises:
         JournalOfAnotherRun, JournalInUse, JournalDamaged, JournalGone, UnknownFormat: the journal cannot be used.
     """
-    rebuild(buffer, identity, journal, journal_files.read_journal(journal))
+    identity = rebuild(buffer, identity, journal, journal_files.read_journal(journal))
     checkpointed = commands.Checkpointed(version)
     checkpointed.apply(buffer)
     changes: list[Command] = [checkpointed, commands.Recovered(tuple(buffer.groups.live_payload()))]

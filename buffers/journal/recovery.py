@@ -166,15 +166,18 @@ def recover(
     try:
         if found.is_empty:
             _check_new(folder, stores)
-        rebuild(buffer, identity, folder, found)
+        journal.identity = rebuild(buffer, identity, folder, found).encoded()
         return _taken_over(buffer, steps, limits, too_long, journal, found, stores)
     except BaseException:
         journal.close()
         raise
 
 
-def rebuild(buffer: ReplayBuffer, identity: Identity, folder: Path, found: Recovery) -> None:
+def rebuild(buffer: ReplayBuffer, identity: Identity, folder: Path, found: Recovery) -> Identity:
     """Bring ``buffer``, which must be new, to the state that was ``found`` in the journal. Writes nothing.
+
+    Returns:
+        the identity that the journal has from now on.
 
     Raises:
         JournalOfAnotherRun: the journal was written with another recipe or other tasks than those of ``identity``.
@@ -183,7 +186,8 @@ def rebuild(buffer: ReplayBuffer, identity: Identity, folder: Path, found: Recov
     steps = buffer.steps
     try:
         if found.identity is not None:
-            identity.check(found.identity, folder)
+            identity = identity.going_on(found.identity, folder)
+            buffer.first_depth = identity.first_depth
         if found.snapshot is not None:
             buffer.restore(found.snapshot)
         commands.replay(found.records, buffer)
@@ -194,6 +198,7 @@ def rebuild(buffer: ReplayBuffer, identity: Identity, folder: Path, found: Recov
             f"{folder} belongs to a run of {buffer.steps} steps, but steps is now {steps}: a run can be made longer, not "
             f"shorter; set steps to {buffer.steps} or more, or launch a new run"
         )
+    return identity
 
 
 def _check_new(folder: Path, stores: Mapping[int, Store]) -> None:

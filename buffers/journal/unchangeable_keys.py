@@ -12,9 +12,12 @@ from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.tasks.recorded_tasks import RecordedSource, recorded_sources
 from asyncrl.buffers.tasks.task_stream import TaskStream
 from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.core.recipe.flatten import flatten
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.tasks import FileTasksConfig
+
+_DEPTH = "pipeline_depth"
 
 
 class JournalOfAnotherRun(AsyncRLError):
@@ -27,6 +30,7 @@ class Identity(msgspec.Struct, frozen=True):
     Attributes:
         tasks: fingerprint of the task stream.
         recipe: the recipe keys that the buffer's behaviour depends on, and their values. Paths of task files are not among them.
+            A resume may change ``buffer.pipeline_depth`` alone; here it is what the run began with.
         sources: where the tasks came from, for those who look into the journal without having the tasks.
     """
 
@@ -43,13 +47,26 @@ class Identity(msgspec.Struct, frozen=True):
         """Encode the identity as the journal's files hold it."""
         return msgspec.json.encode(self)
 
-    def check(self, recorded: bytes, folder: Path) -> None:
+    @property
+    def first_depth(self) -> int:
+        """The pipeline depth that the run began with."""
+        buffer = self.recipe["buffer"]
+        return BufferConfig(max_staleness=buffer["max_staleness"], pipeline_depth=buffer[_DEPTH]).first_depth
+
+    def going_on(self, recorded: bytes, folder: Path) -> "Identity":
         """Compare this identity with ``recorded``, the encoded one that the journal in ``folder`` was written with.
+
+        Returns:
+            the identity that the journal has from now on, with the pipeline depth that the run began with.
 
         Raises:
             JournalOfAnotherRun: they differ; the message names what differs.
         """
-        self._check(msgspec.json.decode(recorded, type=Identity), folder)
+        before = msgspec.json.decode(recorded, type=Identity)
+        buffer = {**self.recipe["buffer"], _DEPTH: before.recipe["buffer"][_DEPTH]}
+        begun = msgspec.structs.replace(self, recipe={**self.recipe, "buffer": buffer})
+        begun._check(before, folder)
+        return begun
 
     def _check(self, recorded: "Identity", folder: Path) -> None:
         _check_keys(self.recipe, recorded.recipe, folder)

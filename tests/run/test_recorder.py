@@ -20,6 +20,7 @@ from asyncrl.run.measures.events import RunEvent
 from asyncrl.run.measures.measure_file import StepMeasure
 from asyncrl.run.measures.progress import RunProgress
 from asyncrl.run.measures.step_readings import MeasuredStep, Moment, TrainedStep, batch_readings, step_readings
+from asyncrl.run.measures.summary import PlayedEvaluation
 from asyncrl.run.measures.totals import Totals
 from asyncrl.run.recipe.compose import compose
 from asyncrl.run.recorder import Recorder, versions_of
@@ -207,6 +208,7 @@ class World(Heard):
 
 async def test_a_training_step_is_recorded_in_totals_metrics_and_view() -> None:
     world, totals = World(), Totals()
+    totals.evaluation(played := PlayedEvaluation(PolicyVersion(0), PolicyVersion(0), PolicyVersion(0), 0.5))  # before a resume
     recipe = compose("quickstart", ["steps=100", "buffer.pipeline_depth=1"])
     recorder = Recorder(recipe, world, world.buffer, world, world, totals, clock=lambda: 2.0 * world.steps)
     await recorder.begin()
@@ -232,3 +234,4 @@ async def test_a_training_step_is_recorded_in_totals_metrics_and_view() -> None:
     assert totals.bottleneck is not None
     assert totals.bottleneck.sentence.startswith("learner-bound: in the last 2 training steps the learner trained for 62 %")
     assert progress.bottleneck == totals.bottleneck
+    assert progress.evaluation == played

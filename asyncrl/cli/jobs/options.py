@@ -76,13 +76,13 @@ def run_job(arguments: argparse.Namespace, console: Console) -> ExitCode:
         options = (*_passed_on(arguments), "--as", name, "--retries", str(retries))
         words = ("launch", source, *arguments.overrides, *options)
         folder = folder_to_bring(Path.cwd(), resolved_yaml(recipe))
-        submit(arguments.submit, name, words, folder)
+        job = submit(arguments.submit, name, words, folder)
         if folder.links:
             say(f"{folder.path} goes with the job{folder.without_links}")
         run = NamedRun(recipe, name)
         console.print(Text(f"Submitted: {name}"), soft_wrap=True)
         place = run.address or run.folder.path
-        stop = f"asyncrl stop {place}" if run.address is not None else f"ray job stop --address {arguments.submit} {name}"
+        stop = f"asyncrl stop {place}" if run.address is not None else f"ray job stop --address {arguments.submit} {job}"
         for what in (f"asyncrl logs {place}", stop):
             console.print(Text(f"  {what}", "dim"), soft_wrap=True)
         return ExitCode.COMPLETED
@@ -109,7 +109,8 @@ def _command(arguments: argparse.Namespace, place: str | None) -> list[str]:
     overrides, launch = arguments.overrides, [sys.executable, "-m", "asyncrl.cli.main", "launch"]
     if place is None:
         return [*launch, arguments.recipe, *overrides, *_passed_on(arguments), "--folder-name", arguments.named]
-    return [*launch, "--resume", place, *filter(_is_length, overrides), *_passed_on(arguments)]
+    # Here, and not where it was launched: of a job that was submitted before, the cluster still has the folder as it was then.
+    return [*launch, "--resume", place, "--from", str(Path.cwd()), *filter(_is_length, overrides), *_passed_on(arguments)]
 
 
 def _is_length(override: str) -> bool:

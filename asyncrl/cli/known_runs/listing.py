@@ -102,21 +102,21 @@ def run_tag(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Change the labels of a run, and show them."""
     from rich.text import Text
 
-    from asyncrl.core.files.file_errors import explained
+    from asyncrl.core.files.file_errors import remedy_of
     from asyncrl.episodes.visible import visible
-    from asyncrl.run.folder.labels import Labels
+    from asyncrl.run.folder.labels import Labels, change_labels
     from asyncrl.run.folder.run_folder import RunFolder
 
-    folder = RunFolder.find(arguments.folder)
-    before = Labels.read_to_change(folder.labels)
-    labels = before.with_tags(arguments.tags, arguments.remove)
-    if arguments.note is not None:
-        labels = Labels(labels.recipe, labels.overrides, labels.tags, arguments.note)
-    if labels != before:
-        try:
-            labels.write(folder.labels)
-        except OSError as error:
-            raise RecipeError("", explained(error), "label it as a user who may write there") from error
+    def changed(before: Labels) -> Labels:
+        labels = before.with_tags(arguments.tags, arguments.remove)
+        note = labels.note if arguments.note is None else arguments.note
+        return Labels(labels.recipe, labels.overrides, labels.tags, note)
+
+    try:
+        labels = change_labels(RunFolder.find(arguments.folder).labels, changed)
+    except OSError as error:
+        problem = f"cannot write {str(error.filename)!r}: {error.strerror}"
+        raise RecipeError("", problem, remedy_of(error, "label it as a user who may write there")) from error
     console.print(Text(f"tags: {visible(', '.join(labels.tags)) or 'none'}"))
     console.print(Text(f"note: {visible(labels.note) or 'none'}"), soft_wrap=True)
     return ExitCode.COMPLETED

@@ -1,15 +1,20 @@
 """What a person knows a run by: how it was launched, its tags and a note, in ``RUN/labels.json``."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.files.file_errors import naming
+from asyncrl.core.files.file_lock import lock_within
 from asyncrl.core.files.whole_file import write_whole
 from asyncrl.core.text import writable_json
 
+CHANGED_WITHIN_S = 10.0
+"""Seconds for which others may be changing the labels of a run before a change is refused."""
 _TAG = re.compile(r"[\w][\w.:/+-]*")
 
 
@@ -70,3 +75,32 @@ class Labels(msgspec.Struct, frozen=True):
                 raise RecipeError("tags", f"{tag!r} is no tag", "write a word of letters, digits and . : / + - _")
         kept = (tag for tag in dict.fromkeys((*self.tags, *added)) if tag not in removed)
         return msgspec.structs.replace(self, tags=tuple(kept))
+
+
+def change_labels(path: Path, change: Callable[[Labels], Labels]) -> Labels:
+    """Change the labels of a run, and return them. One process at a time does so, lest one loses what another has added;
+    labels that stay as they are, are not written.
+
+    Raises:
+        RecipeError: they cannot be read, or another process is changing them.
+        OSError: the disk refuses.
+    """
+    before = Labels.read_to_change(path)
+    if change(before) == before:
+        return before
+    with _changed_here_alone(path):
+        labels = change(Labels.read_to_change(path))
+        labels.write(path)
+    return labels
+
+
+@contextmanager
+def _changed_here_alone(path: Path) -> Iterator[None]:
+    lock = path.with_name(f".{path.name}.lock")
+    with naming(lock), lock.open("a") as file:
+        try:
+            lock_within(file.fileno(), CHANGED_WITHIN_S)
+        except BlockingIOError as error:
+            problem = f"another process is changing {str(path)!r} for longer than {CHANGED_WITHIN_S:g} s"
+            raise RecipeError("", problem, "wait for it, or stop it first") from error
+        yield

@@ -1,16 +1,28 @@
 """Gives a run to a Ray cluster as a job, by Ray's own job API."""
 
 import shlex
+import urllib.request
 from collections.abc import Sequence
+from http.client import HTTPException
+from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.host.brought_folder import FolderToBring
 from asyncrl.run.jobs.attempts import fixed_place
 
+if TYPE_CHECKING:
+    from ray.job_submission import JobSubmissionClient
+
 STOP_S = 60
 """How long Ray waits for a run that was asked to end before it kills it, in seconds."""
+ANSWER_S = 20.0
+"""How long a dashboard may take to answer at all; Ray's client would wait for one for ever."""
+_NAMED = "name its dashboard, as http://HEAD:8265; it needs ray[default]"
 
 
 def submittable(recipe: Recipe, source: str) -> str:
@@ -33,29 +45,82 @@ def submittable(recipe: Recipe, source: str) -> str:
     return str(Path(source).resolve().relative_to(Path.cwd()))
 
 
-def submit(url: str, name: str, arguments: Sequence[str], folder: FolderToBring) -> None:
-    """Submit ``asyncrl ARGUMENTS`` as the job ``name`` to the cluster whose dashboard is at ``url``, in a copy of ``folder``.
+def submit(url: str, name: str, arguments: Sequence[str], folder: FolderToBring) -> str:
+    """Submit ``asyncrl ARGUMENTS`` as a job to the cluster whose dashboard is at ``url``, in a copy of ``folder``.
 
     Credentials of stores do not go with it, since whoever sees the dashboard would read them: the cluster's nodes have their own.
 
+    Args:
+        name: of the run.
+
+    Returns:
+        the job's name: that of the run, with a number if earlier jobs of the run have ended there.
+
     Raises:
-        RecipeError: the folder cannot go with it, or the cluster cannot be reached or does not take the job.
+        RecipeError: the folder cannot go with it, the cluster cannot be reached or does not take the job, or has one of the run
+            that goes on.
     """
     if folder.problem:
         raise RecipeError("--submit", f"{folder.path} cannot go with the job: {folder.problem}", folder.remedy)
+    check_answers(url)
     from ray.job_submission import JobSubmissionClient
 
     try:
         client = JobSubmissionClient(url)
+        job = _free_name(client, url, name)
         client.submit_job(
             entrypoint=shlex.join(("asyncrl", *arguments)),
-            submission_id=name,
+            submission_id=job,
             runtime_env={
                 **folder.runtime_env,
                 "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_S)},
             },
         )
     except (RuntimeError, ConnectionError, ValueError, OSError) as error:
-        why = (str(error).strip() or type(error).__name__).splitlines()[0]
-        problem = f"the cluster at {url} does not take the job: {why}"
-        raise RecipeError("--submit", problem, "name its dashboard, as http://HEAD:8265; it needs ray[default]") from error
+        raise RecipeError("--submit", f"the cluster at {url} does not take the job: {_why(error)}", _NAMED) from error
+    return job
+
+
+def check_answers(url: str) -> None:
+    """Check that something answers at the address of a dashboard, whatever it says.
+
+    Raises:
+        RecipeError: the address is none of HTTP, or nothing answers there.
+    """
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
+    except ValueError:
+        known = False
+    if not known:
+        raise RecipeError("--submit", f"{url!r} is no address of a dashboard", _NAMED)
+    try:
+        urllib.request.urlopen(f"{url.rstrip('/')}/api/version", timeout=ANSWER_S).close()
+    except HTTPError as error:
+        error.close()
+    except HTTPException as error:
+        raise RecipeError("--submit", f"what answers at {url} does not speak HTTP", _NAMED) from error
+    except OSError as error:
+        why = getattr(error, "reason", None) or error
+        raise RecipeError(
+            "--submit", f"the cluster at {url} does not answer: {getattr(why, 'strerror', None) or why}", _NAMED
+        ) from error
+
+
+def _free_name(client: "JobSubmissionClient", url: str, run: str) -> str:
+    """The name of the next job of a run: the cluster keeps those of jobs that have ended, with their logs."""
+    jobs = {job.submission_id: job.status for job in client.list_jobs()}
+    for number in count(1):
+        name = run if number == 1 else f"{run}~{number}"
+        if name not in jobs:
+            return name
+        if not jobs[name].is_terminal():
+            remedy = f"let it go on, or end it first: ray job stop --address {url} {name}"
+            raise RecipeError("--submit", f"the cluster at {url} has a job {name!r} that goes on", remedy)
+    raise AssertionError("count() never ends")
+
+
+def _why(error: Exception) -> str:
+    """The first line of an error, or the last one of the traceback that Ray's server sends."""
+    lines = str(error).strip(" .\n").splitlines() or [type(error).__name__]
+    return lines[-1] if "Traceback (most recent call last)" in lines[0] else lines[0]

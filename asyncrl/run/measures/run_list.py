@@ -16,7 +16,7 @@ from asyncrl.run.folder.labels import Labels
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.event_log import last_event, read_end
 from asyncrl.run.measures.events import EvaluationDone, StepDone
-from asyncrl.run.measures.summary import Summary
+from asyncrl.run.measures.summary import PlayedEvaluation, Summary
 
 RUNNING, KILLED, UNREADABLE = "running", "killed", "unreadable"
 _STEPS = re.compile(rb"^steps: (\d+)$", re.MULTILINE)
@@ -77,7 +77,9 @@ def row_of(place: Path) -> RunRow:
     except (OSError, ValueError, RecursionError):
         pass
     step = None if summary is not None and not running else last_event(folder.events, StepDone)
-    played = None if step is None else last_event(folder.events, EvaluationDone)
+    played: EvaluationDone | PlayedEvaluation | None = None
+    if step is not None:  # which knows those that lie too far back in the file
+        played = last_event(folder.events, EvaluationDone) or step.progress.evaluation
     done = 0 if summary is None else summary.steps
     return RunRow(
         run=str(place),

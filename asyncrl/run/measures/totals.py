@@ -161,6 +161,11 @@ class Totals:
         """Mean reward of the run's first evaluation, which must have been added."""
         return self._counts.evaluations[0].reward
 
+    @property
+    def last_evaluation(self) -> PlayedEvaluation | None:
+        """The run's last evaluation, which may have been before a resume; None before the first."""
+        return next(reversed(self._counts.evaluations), None)
+
     def warn(self, key: str, sentence: str) -> bool:
         """Add a warning, and return whether it is new: whether none with its ``key`` was added before."""
         if key in self._counts.warnings:

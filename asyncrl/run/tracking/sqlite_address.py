@@ -26,4 +26,5 @@ def sqlite_uri(file: Path) -> str:
         return f"sqlite:///{file}"
     from sqlalchemy import URL
 
-    return URL.create("sqlite", database=str(file)).render_as_string()
+    # MLflow would make a folder of the encoded name for an address that begins with "sqlite:".
+    return URL.create("sqlite+pysqlite", database=str(file)).render_as_string()

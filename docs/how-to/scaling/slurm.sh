@@ -9,9 +9,14 @@
 set -euo pipefail
 : "${1:?give a recipe, and overrides after it}"
 
+: "${SLURM_JOB_NODELIST:?submit this script with sbatch: it starts Ray on the nodes of an allocation}"
+
 port=${RAY_PORT:-6379}
 nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))
-first=$(srun --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" hostname --ip-address | awk '{print $1}')
+# Not 127.0.1.1, which on Debian a machine's own name means to itself.
+first=$(srun --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" sh -c 'hostname --ip-address; hostname --all-ip-addresses' |
+    tr ' ' '\n' | awk '/^[0-9.]+$/ && !/^127\./ && !found { print; found = 1 }')
+: "${first:?${nodes[0]} has no address that other nodes could reach; see what \`hostname --all-ip-addresses\` says there}"
 
 # Whoever can call Ray can run code, so that each allocation has a token of its own.
 RAY_AUTH_TOKEN=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n')
@@ -34,7 +39,7 @@ done
 
 export RAY_ADDRESS="$first:$port"
 # Until all nodes have joined; a plan for fewer could refuse the run.
-timeout 300 python3 - "${#nodes[@]}" <<'WAIT'
+timeout 300 python3 - "${#nodes[@]}" <<'WAIT' || { echo "The nodes have not joined; see above what Ray says on them" >&2; exit 1; }
 import sys
 import time
 
@@ -54,6 +59,9 @@ WAIT
 
 asyncrl launch "$@" &
 run=$!
-trap 'kill -TERM "$run"' TERM
-# The first wait ends with the signal, the second one with the run.
-wait "$run" || wait "$run"
+trap 'kill -TERM "$run" 2>/dev/null || true' TERM
+# A wait ends with each signal, the last one with the run.
+while kill -0 "$run" 2>/dev/null; do
+    wait "$run" || true
+done
+wait "$run"

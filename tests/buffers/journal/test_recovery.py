@@ -273,6 +273,37 @@ def test_a_run_that_is_made_longer_goes_on_where_it_was_to_end(tmp_path, snapsho
         life_of(6)
 
 
+@pytest.mark.parametrize("snapshot", [True, False])
+def test_a_pipeline_depth_that_was_turned_is_resumed_with_and_replays_what_was_done_with_the_first(tmp_path, snapshot):
+    def with_depth(depth):
+        return msgspec.structs.replace(RECIPE, buffer=msgspec.structs.replace(RECIPE.buffer, pipeline_depth=depth))
+
+    def stands(life):
+        return life.buffer.depth, life.buffer.statistics().ledger.issued
+
+    life = Life(tmp_path, with_depth(1))
+    issued = len(life.lease(1000))
+    assert stands(life) == (1, 2 * RECIPE.batch.groups_per_step) == (1, issued)
+    if snapshot:
+        life.journal.snapshot(life.buffer.snapshot())
+    life.die()
+    for depth in (3, "auto", 0):
+        life = Life(tmp_path, with_depth(depth))
+        assert stands(life) == (1, issued)
+        if snapshot:
+            life.journal.snapshot(life.buffer.snapshot())  # in a file of this life
+        life.die()
+    life = Life(tmp_path, with_depth(3))
+    life.do(commands.Pace(3))
+    life.lease(1000)
+    life.die()
+    for depth in (3, 1, "auto"):
+        check_recipe(with_depth(depth), tmp_path / "journal")
+        life = Life(tmp_path, with_depth(depth))
+        assert stands(life) == (3, 2 * issued)
+        life.die()
+
+
 def check_recipe(recipe, journal):
     tasks = stream()
     rebuild(buffer_of(recipe, tasks), Identity.of(recipe, tasks), journal, read_journal(journal))
@@ -303,8 +334,8 @@ def test_other_tasks_or_another_recipe_are_refused_by_what_differs(tmp_path, sna
     with pytest.raises(JournalOfAnotherRun, match=r"written with other tasks \(fingerprint .*\); put the task files back"):
         Life(tmp_path, tasks=others)
     replaced = msgspec.structs.replace
-    other = replaced(RECIPE, seed=7, buffer=replaced(RECIPE.buffer, pipeline_depth=2))
-    with pytest.raises(JournalOfAnotherRun, match=r"buffer.pipeline_depth was .auto. and is 2, seed was 0 and is 7; resume with"):
+    other = replaced(RECIPE, seed=7, buffer=replaced(RECIPE.buffer, max_staleness=3))
+    with pytest.raises(JournalOfAnotherRun, match=r"buffer.max_staleness was \d+ and is 3, seed was 0 and is 7; resume with"):
         Life(tmp_path, other)
     with pytest.raises(JournalOfAnotherRun, match=r"belongs to a run of 260 steps, but steps is now 7: a run can be made longer"):
         Life(tmp_path, replaced(RECIPE, steps=7))

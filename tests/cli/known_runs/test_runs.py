@@ -1,11 +1,13 @@
 """Runs as a person finds, labels, watches and stops them."""
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -18,7 +20,7 @@ import asyncrl
 from asyncrl.cli.launch import label
 from asyncrl.cli.main import main
 from asyncrl.core.errors import RecipeError
-from asyncrl.run.folder.labels import Labels
+from asyncrl.run.folder.labels import Labels, change_labels
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.stopping import holds
 from asyncrl.run.measures.event_log import EventLog
@@ -96,6 +98,17 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def names(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     return [json.loads(line)["name"].partition("-")[0] for line in shown(capsys, *arguments, "--json").splitlines()]
+
+
+@pytest.mark.parametrize("further", [0, 60])
+def test_a_run_that_goes_on_is_listed_with_its_last_evaluation_however_long_ago_that_was(make, driven, capsys, further):
+    live = make("live")
+    log = EventLog(live.events)
+    log.tell(EvaluationDone(version=10, reward=0.61))
+    for step in range(further + 1):
+        log.tell(StepDone(progress=progress(step), metrics={f"some/metric_{number:03}": 0.5 for number in range(250)}))
+    driven(live)
+    assert json.loads(shown(capsys, "--json"))["evaluation"] == PROGRESS.evaluation.reward == 0.61
 
 
 def test_a_narrow_terminal_shows_what_was_changed_below_the_name(make):
@@ -223,6 +236,37 @@ def test_labels_are_added_taken_away_and_kept(make, capsys):
     assert Labels.read(run.labels) == Labels("quickstart", ("steps=3",), ("v1.2",), "a baseline")
     assert main(["tag", str(run.path), "two words"]) == 2
     assert "'two words' is no tag" in capsys.readouterr().err
+
+
+def test_those_who_label_a_run_at_once_lose_nothing_of_each_other(make):
+    run, tags = make("labelled"), [f"tag-{number:02}" for number in range(40)]
+    with ThreadPoolExecutor(8) as people:
+        list(people.map(lambda tag: change_labels(run.labels, lambda before: before.with_tags([tag])), tags))
+    assert sorted(Labels.read(run.labels).tags) == tags
+
+
+def test_labels_that_another_process_is_changing_for_long_are_refused(make, capsys, monkeypatch):
+    run = make("labelled")
+    monkeypatch.setattr("asyncrl.run.folder.labels.CHANGED_WITHIN_S", 0.0)
+    with (run.path / ".labels.json.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert main(["tag", str(run.path), "good"]) == 2
+    assert f"another process is changing '{run.labels}'" in capsys.readouterr().err
+    assert Labels.read(run.labels).tags == ()
+
+
+def test_what_a_repeated_resume_changes_again_is_listed_once_and_last(make):
+    run = make("resumed", "learner.lr=0.001", "steps=3")
+    for _ in range(3):
+        label(run, "", ["learner.lr=0.001"], [], "")
+    assert Labels.read(run.labels).overrides == ("steps=3", "learner.lr=0.001")
+
+
+def test_a_resume_that_changes_no_label_writes_none_and_so_needs_no_room(make):
+    run = make("resumed", "steps=3")
+    before = run.labels.stat()
+    label(run, "", [], [], "")
+    assert (run.labels.stat().st_ino, run.labels.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
 def test_whatever_labels_hold_is_shown_and_does_nothing_to_the_terminal(make, capsys):

@@ -18,10 +18,9 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.storage.storage import Storage
 from asyncrl.learners.checkpointing import checkpoints
 from asyncrl.run.folder.run_folder import RunFolder
-from asyncrl.run.host.brought_folder import folder_to_bring
 from asyncrl.run.jobs import attempts
 from asyncrl.run.jobs.attempts import NamedRun, keep_at_it
-from asyncrl.run.jobs.submission import submit, submittable
+from asyncrl.run.jobs.submission import submittable
 from asyncrl.run.measures.summary import Status, Summary
 from asyncrl.run.recipe.compose import compose
 
@@ -160,7 +159,7 @@ def test_what_is_said_of_a_run_that_is_there_already_is_passed_on_or_said_to_cha
     further = ["--tag", "first", "--quiet"]
     assert commands == [
         ["quickstart", run, "steps=7", *further, "--folder-name", "one"],
-        ["--resume", str(tmp_path / "one"), "steps=7", *further],
+        ["--resume", str(tmp_path / "one"), "--from", str(Path.cwd()), "steps=7", *further],
     ]
     said = " ".join(capsys.readouterr().err.split())
     assert said.count("by the recipe that it has there") == 1
@@ -192,8 +191,6 @@ def test_what_a_job_would_lose_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path / "other")
     with pytest.raises(RecipeError, match="is not below"):
         submittable(shared, str(recipe))
-    with pytest.raises(RecipeError, match=r"--submit: the cluster at http://127.0.0.1:9 does not take the job"):
-        submit("http://127.0.0.1:9", "one", ["launch", "quickstart"], folder_to_bring(tmp_path))
     assert os.listdir(tmp_path / "other") == []
     monkeypatch.chdir(tmp_path)
     assert [submittable(shared, named) for named in (str(recipe), "other/../recipe.yaml")] == ["recipe.yaml"] * 2
