@@ -106,7 +106,7 @@ def _passed_on(arguments: argparse.Namespace) -> list[str]:
 
 def _command(arguments: argparse.Namespace, place: str | None) -> list[str]:
     """The command that launches the run, or goes on with it; all but its length the run's own recipe says by then."""
-    overrides, launch = arguments.overrides, [sys.executable, "-m", "asyncrl.cli.main", "launch"]
+    overrides, launch = arguments.overrides, [sys.executable, "-P", "-m", "asyncrl.cli.main", "launch"]
     if place is None:
         return [*launch, arguments.recipe, *overrides, *_passed_on(arguments), "--folder-name", arguments.named]
     # Here, and not where it was launched: of a job that was submitted before, the cluster still has the folder as it was then.
