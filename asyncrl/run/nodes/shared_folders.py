@@ -1,5 +1,5 @@
-"""Finds out which nodes of a cluster see the folders of this machine that a run needs, before the run's own process joins, and
-how much memory is free there for files.
+"""Finds out which nodes of a cluster see the folders of this machine that a run needs, before the run's own process joins, how
+much memory is free there for files, and whether this program is there in the same version.
 
 What always holds: a folder counts as seen where a file that was put there a moment ago is seen under the same path, so that no
 folder of the same name is taken for it; a model's folder counts as seen where it holds the same model.
@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -69,6 +70,18 @@ class OtherNodes(msgspec.Struct, frozen=True):
     free_memory: Mapping[str, int] = {}
 
 
+class _Answer(msgspec.Struct, frozen=True):
+    """What nodes answered, by their ids.
+
+    Attributes:
+        versions: this program's version on each; empty if that is not known, None if it is not there.
+        seen: what each node sees; of none if a node does not have this program.
+    """
+
+    versions: Mapping[str, str | None]
+    seen: Mapping[str, _Seen] = {}
+
+
 class _Look(msgspec.Struct, frozen=True):
     """What nodes are asked: files that they may see, and models that they may hold, each by the name of its folder.
 
@@ -90,7 +103,8 @@ def ask_other_nodes(recipe: Recipe, placed: Mapping[str, Sequence[str]], nodes: 
         run: the folder of a run that is resumed; None for a new one.
 
     Raises:
-        RecipeError: a folder that several nodes must share is not shared, or the nodes did not answer.
+        RecipeError: a folder that several nodes must share is not shared, a node has another version of this program, or
+            the nodes did not answer.
     """
     others = sorted({node for places in placed.values() for node in places} - {nodes.driver})
     if not others:
@@ -110,8 +124,10 @@ def ask_other_nodes(recipe: Recipe, placed: Mapping[str, Sequence[str]], nodes: 
     with ExitStack() as stack:
         marks = {name: _mark(path, stack) for name, path in (wanted | to_come).items()}
         looks = _Look(others, file_system(), marks, {name: (str(path), model_files(path)) for name, path in here.items()})
-        seen = _ask(looks)
+        answer = _ask(looks)
     hosts = {node.id: node.host for node in nodes.alive}
+    refuse_other_versions(answer.versions, hosts)
+    seen = answer.seen
     blind = {name: {node for node in others if name not in seen[node][0]} for name in (_CURRENT, *marks, *here)}
     refuse_blind(recipe, runs, hosts, blind[_RUN], placed)
     if blind.get(_WEIGHTS):
@@ -122,6 +138,24 @@ def ask_other_nodes(recipe: Recipe, placed: Mapping[str, Sequence[str]], nodes: 
         for name, path, instead in described
     )
     return OtherNodes(folders, {node: free for node, (_, free) in seen.items()})
+
+
+def refuse_other_versions(versions: Mapping[str, str | None], hosts: Mapping[str, str]) -> None:
+    """Refuse nodes without this program, or with another version of it: its processes would not understand each other.
+
+    Args:
+        versions: the version on each node, as :func:`installed` returns it.
+        hosts: the host of each node.
+
+    Raises:
+        RecipeError: a node has none, or another one.
+    """
+    here = installed()
+    for node, there in versions.items():
+        if there is None or (here and there and there != here):
+            has = "no asyncrl" if there is None else f"asyncrl {there}"
+            remedy = "install the same on each node, for the Python that Ray runs with"
+            raise RecipeError("", f"{hosts[node]} has {has}, and this machine has {here or 'one without a version'}", remedy)
 
 
 def refuse_blind(
@@ -191,8 +225,8 @@ def _existing(path: Path) -> Path:
     return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
 
-def _ask(look: _Look) -> dict[str, _Seen]:
-    """Return what each node sees."""
+def _ask(look: _Look) -> _Answer:
+    """Return what the nodes answer."""
     remedy = "see whether its nodes are alive with `ray status`"
     try:
         answer = ask_cluster("asyncrl.run.nodes.shared_folders", msgspec.json.encode(look), LOOK_S)
@@ -200,7 +234,20 @@ def _ask(look: _Look) -> dict[str, _Seen]:
         raise RecipeError("", f"the cluster's nodes did not say within {LOOK_S:g} s which folders they see", remedy) from late
     except ComponentFailed as failure:
         raise RecipeError("", f"the cluster's nodes cannot say which folders they see: {failure}", remedy) from failure
-    return msgspec.json.decode(answer, type=dict[str, _Seen])
+    return msgspec.json.decode(answer, type=_Answer)
+
+
+def installed() -> str | None:
+    """Return this program's version; empty if that is not known, None if it is not there.
+
+    It runs on nodes that may not have this program, and so calls nothing of it.
+    """
+    from importlib import metadata, util
+
+    try:
+        return metadata.version("asyncrl")
+    except metadata.PackageNotFoundError:
+        return None if util.find_spec("asyncrl") is None else ""
 
 
 def _seen(from_here: tuple[str, str], marks: Mapping[str, str], models: Mapping[str, tuple[str, tuple[ModelFile, ...]]]) -> _Seen:
@@ -218,15 +265,17 @@ def _main() -> None:
 
     look = msgspec.json.decode(sys.stdin.buffer.read(), type=_Look)
     ray.init(log_to_driver=False, logging_level=logging.ERROR)  # RAY_ADDRESS says which cluster
-    looking = ray.remote(num_cpus=0)(_seen)
-    answers = [
-        looking.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
-            look.from_here, look.marks, look.models
-        )
-        for node in look.nodes
-    ]
-    seen = dict(zip(look.nodes, ray.get(answers, timeout=LOOK_S), strict=True))
-    sys.stdout.write(msgspec.json.encode(seen).decode() + "\n")
+
+    def ask(function: Any, *arguments: object) -> dict[str, Any]:
+        asking = ray.remote(num_cpus=0)(function)
+        nodes = {node: NodeAffinitySchedulingStrategy(node, soft=False) for node in look.nodes}
+        answers = [asking.options(scheduling_strategy=node).remote(*arguments) for node in nodes.values()]
+        return dict(zip(nodes, ray.get(answers, timeout=LOOK_S), strict=True))
+
+    answer = _Answer(ask(installed))
+    if None not in answer.versions.values():
+        answer = _Answer(answer.versions, ask(_seen, look.from_here, look.marks, look.models))
+    sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
     ray.shutdown()
 
 

@@ -1,5 +1,7 @@
 """What becomes of folders that not all nodes of a run see; that nodes are asked is tested in test_placed_processes.py."""
 
+from contextlib import nullcontext
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from asyncrl.run.nodes import shared_folders
 from asyncrl.run.nodes.cluster_nodes import Nodes
 from asyncrl.run.nodes.placement import Node
 from asyncrl.run.nodes.process_kinds import LEARNER
-from asyncrl.run.nodes.shared_folders import OtherNodes, ask_other_nodes
+from asyncrl.run.nodes.shared_folders import OtherNodes, ask_other_nodes, installed, refuse_other_versions
 from asyncrl.run.recipe.compose import compose
 
 NODES = Nodes(tuple(Node(name, f"host-{name}", {}, {}) for name in "abc"), "a")
@@ -27,9 +29,9 @@ def model(tmp_path: Path) -> list[str]:
 def seeing(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """All nodes see these folders, if what marks them is there when they look."""
 
-    def ask(look: shared_folders._Look) -> dict[str, shared_folders._Seen]:
+    def ask(look: shared_folders._Look) -> shared_folders._Answer:
         assert all(Path(mark).is_file() for mark in look.marks.values())
-        return {node: (list(names), 5) for node in look.nodes}
+        return shared_folders._Answer({}, {node: (list(names), 5) for node in look.nodes})
 
     monkeypatch.setattr(shared_folders, "_ask", ask)
 
@@ -67,3 +69,14 @@ def test_who_needs_a_shared_folder_is_refused_without(model, monkeypatch, tmp_pa
 
 def test_a_run_on_this_machine_alone_asks_nobody(model):
     assert ask_other_nodes(compose("quickstart", model), {LEARNER: ["a"], "generators": ["a"]}, NODES, None) == OtherNodes()
+
+
+@pytest.mark.parametrize(
+    ("there", "told"),
+    [("9.9.9", "host-b has asyncrl 9.9.9, and this machine has"), (None, "host-b has no asyncrl, and this"), ("", None)],
+)
+def test_another_version_on_a_node_is_refused(there: str | None, told: str | None):
+    assert installed() == metadata.version("asyncrl")
+    hosts = {node.id: node.host for node in NODES.alive}
+    with pytest.raises(RecipeError, match=told) if told else nullcontext():
+        refuse_other_versions({"c": installed(), "b": there}, hosts)
