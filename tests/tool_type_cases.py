@@ -302,6 +302,8 @@ RESULTS = {
     "np.datetime64('2026-08-01T00:00:00.000000001')": '"2026-08-01T00:00:00.000000001"',
     "np.array(['NaT', '2026-08-01'], 'M8[ns]')": '["NaT","2026-08-01T00:00:00.000000000"]',
     "np.array([90], 'm8[ns]').astype('m8[ns]') * 10**9": '["PT90S"]',
+    "np.timedelta64(1500, 'ns')": '"1500 nanoseconds"',
+    "np.array([1500, 'NaT'], 'm8[ns]')": '["1500 nanoseconds","NaT"]',
     "np.array([(1, 'a')], [('n', int), ('word', 'U1')])": '[{"n":1,"word":"a"}]',
     "np.array([(1, 'a')], [('n', int), ('word', 'U1')])[0]": '{"n":1,"word":"a"}',
     "[row('select 1 as n, 2 as m')]": '[{"n":1,"m":2}]',
@@ -336,6 +338,9 @@ WRONG_RESULTS = {
     "int": "returned an object of class builtins.type, which has no text",
     "{1: 'a', '1': 'b'}": "returned a dictionary with the keys 1 and '1', which are one in JSON; rename one of them",
     "[{'a': {'1.5': 'a', np.float64(1.5): 'b'}}]": "which are one in JSON",
+    "{datetime.date(2026, 8, 1): 'a', '2026-08-01': 'b'}": "which are one in JSON",
+    "{datetime.datetime(2026, 8, 1): 'a', '2026-08-01T00:00:00': 'b'}": "which are one in JSON",
+    "{decimal.Decimal('1.10'): 'a', '1.10': 'b'}": "which are one in JSON",
     "{(1, 2): 3}": "Only dicts with str-like or number-like keys are supported",
 }
 """What a tool may not return, and a part of what is told to the model, counted and shown to the author."""

@@ -6,7 +6,7 @@ tool of its name, or among the methods that an environment has for other ends.
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import suppress
 from functools import partial, partialmethod
 from types import FunctionType, MethodType
@@ -153,16 +153,28 @@ def refuse_late(environment: type, tools: Mapping[str, object], marked: Mapping[
             raise TypeError(f"{name} was marked, but set on {environment.__name__} after its body, so it is no tool; {remedy}")
 
 
-def refuse_on_instance(environment: object, name: str, value: object, tools: Iterable[Any]) -> None:
-    """Refuse a marked function that becomes an attribute of an instance, unless it is one of the class's ``tools``.
+def refuse_on_instance(environment: object, name: str, value: object, tools: Mapping[str, Any]) -> None:
+    """Refuse a marked function that becomes an attribute of an instance, as if it were a tool from then on.
+
+    A method of the class, also one that it replaces or wraps, and one of another environment may have a name that is no tool's.
 
     Raises:
         TypeError: it does.
     """
     function = value.__func__ if isinstance(value, MethodType) else value
-    if inspect.isfunction(function) and hasattr(function, _MARK) and all(tool.method is not function for tool in tools):
+    if not inspect.isfunction(function) or not hasattr(function, _MARK):
+        return
+    has = partial(_has, type(environment))  # a wrapper of functools.wraps has the mark of what it wraps
+    known = (isinstance(value, MethodType) and value.__self__ is not environment) or has(inspect.unwrap(function, stop=has))
+    if not known or (name in tools and tools[name].method is not function):
         remedy = f"set it in the body of the class: `{name} = tool(...)`; an episode can do with fewer: `self.tools = {{...}}`"
         raise TypeError(f"{name} was marked, but set on an instance of {type(environment).__name__}, so it is no tool; {remedy}")
+
+
+def _has(environment: type, function: Callable[..., Any]) -> bool:
+    """Whether a class, or one that it is derived from, has this function as a method."""
+    function = function.__func__ if isinstance(function, MethodType) else function
+    return any(_function(value) is function for base in environment.__mro__ for value in vars(base).values())
 
 
 def _function(value: Any) -> Any:
@@ -176,7 +188,8 @@ def _refuse_lost(environment: type, name: str, value: object) -> None:
         TypeError: it does.
     """
     hides = isinstance(value, classmethod | staticmethod | property | partial | partialmethod)
-    if any(hides or inner.__name__ == name for inner in _marked_within(value, _DEEPEST)):
+    within = _marked_within(value, _DEEPEST)
+    if any(inner.__name__ == name or (hides and not _has(environment, inner)) for inner in within):
         what = "a decorator" if inspect.isfunction(value) else _what(value)
         raise TypeError(f"{name} was marked, but {what} stands above @tool and hides it; write @tool above everything else")
     for base in environment.__mro__[1:]:

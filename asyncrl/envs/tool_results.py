@@ -10,8 +10,11 @@ import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set, ValuesView
 from contextlib import aclosing
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from types import AsyncGeneratorType
 from typing import Any, NamedTuple, NoReturn
+from uuid import UUID
 
 import msgspec
 
@@ -19,6 +22,8 @@ from asyncrl.core.plug_ins.users_error import WrongResult
 from asyncrl.core.text import short
 
 _BYTES = (bytes, bytearray, memoryview)
+_TEXTS = (date, datetime, time, timedelta, Decimal, UUID)
+"""Types that are texts in JSON, and apart from those texts as the keys of a dictionary."""
 _FINE_TIMES = re.compile(r".[mM]8\[\d*[npfa]s\]")
 """NumPy's names of times that are finer than Python's."""
 
@@ -56,7 +61,7 @@ def text_of_result(method: Callable[..., Any], returned: object) -> str:
     if isinstance(returned, str):
         return str.__str__(returned)
     try:
-        read = msgspec.to_builtins(returned, builtin_types=_BYTES, enc_hook=_plain)
+        read = msgspec.to_builtins(returned, builtin_types=_BYTES + _TEXTS, enc_hook=_plain)
         _refuse_merged_keys(read)
         plain = msgspec.to_builtins(read, str_keys=True, builtin_types=_BYTES)
         return json.dumps(plain, ensure_ascii=False, separators=(",", ":"), default=_refuse)
@@ -96,7 +101,9 @@ def _array(array: Any) -> Any:
     if names := getattr(kind, "names", None):
         return list(array) if array.shape else {name: array[name] for name in names}
     if _FINE_TIMES.fullmatch(getattr(kind, "str", "")):  # of which NumPy makes plain integers
-        return array.astype(str).tolist() if kind.kind == "M" else array.astype("m8[us]").tolist()
+        rounded = array.astype("m8[us]") if kind.kind == "m" else None
+        # A duration that Python's microseconds cannot hold is a text, such as "1500 nanoseconds"; so is a date.
+        return array.astype(str).tolist() if rounded is None or (rounded < array).any() else rounded.tolist()
     return array.tolist()
 
 
@@ -127,7 +134,8 @@ def _refuse_merged_keys(read: Any) -> None:
         if isinstance(value, dict):
             known = dict[str, Any]()
             for key in value:
-                if (other := known.setdefault(str(key), key)) is not key:
+                (name,) = (key,) if isinstance(key, str) else msgspec.to_builtins({key: None}, str_keys=True)
+                if (other := known.setdefault(name, key)) is not key:
                     raise _Unwritable(
                         f"a dictionary with the keys {other!r} and {key!r}, which are one in JSON; rename one of them"
                     )

@@ -186,13 +186,13 @@ class ToolEnvironment(Environment):
             marked = {marked.name: Tool(marked) for marked in marked_methods(cls, reserved)}
         except TypeError as error:
             raise TypeError(f"{cls.__name__}: tool {error}") from error
-        if "tools" in vars(cls):
+        if "tools" in vars(cls) and cls.tools is not cls._asyncrl_tools:  # a class that is made anew has both, as with slots
             raise TypeError(f"{cls.__name__} defines `tools`, {REPLACED_TOOLS}")
         cls.tools = cls._asyncrl_tools = marked
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; refuses a tool, as an episode has those of its class."""
-        refuse_on_instance(self, name, value, self._asyncrl_tools.values())
+        refuse_on_instance(self, name, value, self._asyncrl_tools)
         super().__setattr__(name, value)
 
     @abstractmethod

@@ -55,7 +55,7 @@ def unread(message: Mapping[str, Any]) -> Iterator[str]:
     for key, remedy in _KEYS.items():
         if message.get(key):
             yield f"{key} of a message is not supported: {remedy}"
-    if message.get("type") == "item_reference":
+    if message.get("type") == "item_reference" or [key for key, value in message.items() if value is not None] == ["id"]:
         yield "an item_reference is not supported: nothing is kept for it; send the item itself"
     for call in message.get("tool_calls") or ():
         if "function" not in call:
@@ -68,7 +68,7 @@ def unread(message: Mapping[str, Any]) -> Iterator[str]:
 def unread_system(content: object, parameter: str) -> Iterator[str]:
     """Yield which parts of a system message, which is a parameter of its own, are no text, and what to do."""
     for part in content if isinstance(content, list) else ():
-        if _as_text(part) is not part:
+        if any(_is(part, kind) for kind in _KNOWN.difference(TEXTS)) or _as_text(part) is not part:
             yield f"content of type {part['type']} in {parameter} is not supported, which holds text alone; put it into a message"
     yield from unread_parts(content)
 

@@ -64,6 +64,8 @@ _WHY_REFUSED = {
 }
 _NOTHING: tuple[object, ...] = ("", [], {})
 """Values with which a parameter asks for nothing; libraries send some by default."""
+_ASKS_ANYHOW = {"web_search_options"}
+"""Parameters that ask for something by being there."""
 _LIMITS = {
     Protocol.CHAT: ("max_completion_tokens", "max_tokens"),
     Protocol.MESSAGES: ("max_tokens",),
@@ -135,7 +137,7 @@ def settled(
         begins_with_system = any(left.get(each) for each in _SYSTEM)
         left[name] = _conversation(left[name], protocol, begins_with_system, system_later)
         _check_end(left[name], name)
-    asked = {name for name, value in given.items() if value not in _NOTHING}
+    asked = {name for name, value in given.items() if value not in _NOTHING or name in _ASKS_ANYHOW}
     ignored = asked - HONOURED[protocol] - _REPLACED - _FORMATS - _NEUTRAL.keys()
     if protocol is Protocol.RESPONSES:
         ignored |= {f"tools.{kind}" for tool in left.get("tools", ()) if (kind := tool["type"]) not in _CALLED}

@@ -59,15 +59,16 @@ async def variable(name: str) -> str:
 
 
 @server.tool()
-async def change(context: Context, drop: str, add: str) -> str:  # type: ignore[type-arg]
-    """Change the tools, and tell of it in the way of each protocol."""
+async def change(context: Context, drop: str, add: str, times: int = 1) -> str:  # type: ignore[type-arg]
+    """Change the tools, and tell of it in the way of each protocol, so many times."""
     if drop:
         server.remove_tool(drop)
     if add:
         server.add_tool(echo, name=add)
-    await context.notify_tools_changed()
-    if context.session.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS:
-        await context.session.send_tool_list_changed()
+    for _ in range(times):
+        await context.notify_tools_changed()
+        if context.session.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS:
+            await context.session.send_tool_list_changed()
     return "changed"
 
 

@@ -14,6 +14,7 @@ import mcp
 import mcp.types
 import msgspec
 import psutil
+import pydantic
 import pytest
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
@@ -25,8 +26,9 @@ from asyncrl.core.task import Task
 from asyncrl.envs import Action, Fault, ToolError
 from asyncrl.envs.builtin.calculator import Calculator
 from asyncrl.envs.load import load_member
-from asyncrl.envs.mcp import calculator, schema_checks
+from asyncrl.envs.mcp import calculator, schema_checks, tool_list
 from asyncrl.envs.mcp import session as mcp_session
+from asyncrl.envs.mcp.http_answers import WAIT
 from asyncrl.envs.mcp.member import McpTool, McpToolEnvironment
 from asyncrl.envs.mcp.results import result_text
 from asyncrl.envs.mcp.schema_checks import LARGEST_SCHEMA, SchemaChecks
@@ -36,6 +38,7 @@ from asyncrl.envs.mcp.sessions import Sessions, mcp_sessions
 SERVER = str(Path(__file__).with_name("mcp_server.py"))
 TASK = Task(id=TaskId("t"), prompt="Echo it.", data={"answer": "yes"})
 IN_FLIGHT = 512
+MALFORMED = pydantic.ValidationError.from_exception_data("ListToolsResult", [])
 
 
 def stdio(*tools: str, command: tuple[str, ...] = (sys.executable, SERVER), **variables: str) -> McpServer:
@@ -144,6 +147,52 @@ async def test_a_session_ends_when_tools_change_that_it_has_shown(
         while "has tools that running episodes are not shown: further" not in caplog.text:  # noqa: ASYNC110 - the log tells
             await asyncio.sleep(0.01)
         assert not session.lost.is_set()
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_tools_that_stay_the_same_are_looked_at_once_however_often_a_change_is_told(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speaking, listing = mcp.Client, tool_list.all_tools
+    looked: list[asyncio.Event] = [asyncio.Event()]
+
+    async def looking(client: mcp.Client) -> Any:
+        looked[-1].set()
+        looked.append(asyncio.Event())
+        return await listing(client)
+
+    monkeypatch.setattr("mcp.Client", lambda transport, **settings: speaking(transport, **{**settings, "mode": mode}))
+    monkeypatch.setattr(tool_list, "all_tools", looking)
+    monkeypatch.setattr(tool_list, "COMPARE_AGAIN_S", 1e6)
+    async with session_with(stdio()) as session, asyncio.timeout(120):
+        assert await session.call("change", {"drop": "", "add": "", "times": 300}) == "changed"
+        await looked[0].wait()
+        assert await session.call("echo", {"text": "still here"}) == "still here"
+    assert len(looked) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "changed"),
+    [
+        (mcp.MCPError(-32603, "busy", {WAIT: 0.0}), ["echo"]),
+        (mcp.MCPError(-32603, "no"), []),
+        (tool_list.TooManyPages("too many"), []),
+        (MALFORMED, []),
+    ],
+)
+async def test_tools_that_are_not_listed_again_have_not_changed(
+    first: Exception, changed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[Any] = [first, ()]
+
+    async def listing(_: object) -> Any:
+        if isinstance(answer := answers.pop(0), Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(tool_list, "all_tools", listing)
+    used = [ToolSpec("echo", "", {})]
+    assert await tool_list.changed_tools(None, used, "x", all_are_used=True) == changed  # type: ignore[arg-type]
 
 
 async def test_a_session_is_begun_no_sooner_than_the_server_asks(monkeypatch: pytest.MonkeyPatch) -> None:

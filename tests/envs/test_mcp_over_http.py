@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from typing import Any
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 from aiohttp import web
 from httpx2 import Request, Response
+from mcp import MCPError
 
 from asyncrl.core.errors import EnvironmentLost
 from asyncrl.envs import ToolError
@@ -212,6 +214,77 @@ async def test_a_session_stands_and_falls_with_the_answers_that_it_needs(
     assert await http_answers.answers_request(Response(504, request=Request(method, "http://x/mcp", json=asked))) is counts
 
 
+@pytest.mark.parametrize("status", [400, 404, 200])
+@pytest.mark.parametrize("code", [-32601, -32022, -32020])
+async def test_a_server_of_the_newest_protocol_alone_cannot_keep_episodes_apart(status: int, code: int) -> None:
+    with pytest.raises(
+        NoSession, match=r"does not speak the protocol before 2026-07-28.* \(unheard of\), so .*; set it to sha"
+    ) as wrong:
+        await called(
+            status, JSON, message(0, error={"code": code, "message": "unheard of"}), to="initialize", session="", keeps_apart=True
+        )
+    assert wrong.value.key == "session"
+
+
+@pytest.mark.parametrize(
+    ("after", "wait_s"),
+    [
+        ("7", 7.0),
+        ("0", http_answers.LEAST_S),
+        ("-5", http_answers.WITHOUT_WORD_S),
+        ("1" * 400, http_answers.WITHOUT_WORD_S),
+        ("soon", http_answers.WITHOUT_WORD_S),
+        ("Sat, 01 Aug 2026 12:00:07 GMT", 7.0),
+        ("Sat, 01 Aug 2026 12:00:07", 7.0),
+        ("Sat, 01 Aug 2020 12:00:00 GMT", http_answers.LEAST_S),
+        ("Sat, 01 Aug 99999999999999 12:00:00 GMT", http_answers.WITHOUT_WORD_S),
+        ("Sat, 01 Aug 2026 12:00:00 +99999999999999", http_answers.WITHOUT_WORD_S),
+    ],
+)
+def test_how_long_a_busy_server_asks_to_wait(after: str, wait_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_answers.time, "time", lambda: 1785585600.0)  # 1 August 2026, 12:00 UTC
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        assert http_answers.wait_before_next(Response(429, headers={"Retry-After": after})) == wait_s
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize("after", ["1" * 400, "Sat, 01 Aug 99999999999999 12:00:00 GMT"])
+async def test_a_busy_server_that_says_nonsense_is_waited_for(after: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_answers, "WITHOUT_WORD_S", 0.0)
+    assert await called(429, HTML, "", headers={"Retry-After": after}, times=1, wait_s=DEADLINE_S) == "done"
+
+
+@pytest.mark.parametrize("took_s", [0.0, 0.2, 2.0])
+async def test_a_server_that_stays_busy_is_a_failing_one_before_the_call_is_overdue(
+    took_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it were found by the deadline of the call, it would look like a tool that fails."""
+    now, wait_s = [0.0], 3.0
+
+    class Busy:
+        async def call_tool(self, *_: Any) -> None:
+            now[0] += took_s
+            assert now[0] < wait_s
+            raise MCPError(-32603, "it answered with HTTP status 429", {http_answers.WAIT: http_answers.LEAST_S})
+
+    async def waiting(until: Any, seconds: float) -> None:
+        until.close()
+        now[0] += seconds
+
+    monkeypatch.setattr("asyncrl.envs.mcp.session.time.monotonic", lambda: now[0])
+    with closing(SchemaChecks("x")) as checks:
+        session = McpSession(McpServer((), "http://x", (), {}), checks)
+        session._client = Busy()  # type: ignore[assignment]
+        with monkeypatch.context() as patched:
+            patched.setattr(asyncio, "wait_for", waiting)
+            with pytest.raises(EnvironmentLost, match=r"status 429, and asks to wait 0.1 s"):
+                await session.call("echo", {}, wait_s)
+
+
 async def test_a_redirect_of_the_servers_own_is_followed() -> None:
     assert await called(200, JSON, result("hello"), slash="/") == "hello"
 
@@ -230,9 +303,13 @@ async def test_a_long_result_is_a_result(kind: str) -> None:
         (403, JSON, error("no"), "token_variable", "refuses us: it answered with HTTP status 403; name the variable"),
         (405, HTML, "", "url", "does not speak MCP: it answered with HTTP status 405; correct the URL"),
         (200, HTML, "<html>", "url", "does not speak MCP: it answered with content of type text/html; correct the URL"),
+        (404, JSON, '{"detail":"Not Found"}', "url", "does not speak MCP: MCPError: Not Found; correct the URL"),
     ],
 )
-async def test_what_keeps_a_session_from_beginning_is_named(status: int, kind: str, body: str, key: str, said: str) -> None:
+@pytest.mark.parametrize("keeps_apart", [False, True])
+async def test_what_keeps_a_session_from_beginning_is_named(
+    status: int, kind: str, body: str, key: str, said: str, keeps_apart: bool
+) -> None:
     with pytest.raises(NoSession, match=said) as wrong:
-        await called(status, kind, body, to="initialize")
+        await called(status, kind, body, to="initialize", session="", keeps_apart=keeps_apart)
     assert wrong.value.key == key

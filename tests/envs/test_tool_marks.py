@@ -1,6 +1,7 @@
 """What stands below and above ``@tool``: what is marked becomes a tool, or its class is refused."""
 
 import asyncio
+import dataclasses
 import functools
 import types
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -251,7 +252,11 @@ def wrapped_on_itself(environment: Any, marked: Any) -> None:
     environment.stream = functools.wraps(environment.stream)(marked)
 
 
-@pytest.mark.parametrize("setting", [on_itself, bound_to_itself, wrapped_on_itself])
+def of_another_on_itself(environment: Any, marked: Any) -> None:
+    environment.stream = type("Other", (Base,), {"take": marked})().take
+
+
+@pytest.mark.parametrize("setting", [on_itself, bound_to_itself, wrapped_on_itself, of_another_on_itself])
 def test_a_tool_that_is_set_on_an_instance_is_refused(setting: Callable[[Any, Any], None]):
     def other(self: Any, word: str) -> str:
         """Take it."""
@@ -269,7 +274,60 @@ async def test_an_instance_may_hold_its_tools_under_other_names_and_have_fewer()
     assert [each.outcome for each in result.calls] == [CallOutcome.OK, CallOutcome.MALFORMED]
 
 
-@pytest.mark.parametrize("tools", [{}, property(lambda self: {})])
+async def test_an_instance_may_keep_what_it_replaces_wraps_or_has_of_another():
+    class Kept(Decorated):
+        def __init__(self) -> None:
+            self.earlier = super().generate
+            self.logged = functools.wraps(self.stream)(lambda word: word)
+            self.of_another = Decorated().stream
+
+        @tool
+        def generate(self, word: str) -> str:
+            """Take it."""
+            return f"{word}, {self.logged(word)}"
+
+    result = await call(Kept(), ToolCall("generate", {"word": "ab"}))
+    assert [each.outcome for each in result.calls] == [CallOutcome.OK]
+
+
+def test_a_class_may_hold_its_tools_for_ends_of_its_own():
+    class Held(Decorated):
+        @tool
+        def take(self, word: str, times: int = 2) -> str:
+            """Take it."""
+            return word * times
+
+        once = functools.partialmethod(take, times=1)
+        table = {"take": take}  # noqa: RUF012 - shared, and never changed
+
+        @property
+        def first(self) -> Callable[..., str]:
+            return self.take
+
+        @functools.cached_property
+        def second(self) -> Callable[..., str]:
+            return self.take
+
+    held = Held()
+    assert (held.once("a"), held.first("a"), held.second("a")) == ("a", "aa", "aa")
+    assert held.tools.keys() == Decorated.tools.keys() | {"take"}
+
+
+def test_a_class_that_is_made_anew_has_its_tools():
+    @dataclasses.dataclass(slots=True)
+    class Slotted(Decorated):
+        word: str = "a"
+
+        @tool
+        def take(self) -> str:
+            """Take it."""
+            return self.word
+
+    assert Slotted.tools.keys() == Decorated.tools.keys() | {"take"}
+    assert Slotted.tools["take"].method is vars(Slotted)["take"]
+
+
+@pytest.mark.parametrize("tools", [{}, None, property(lambda self: {})])
 def test_tools_are_not_defined_beside_the_marks(tools: Any):
     with pytest.raises(TypeError, match=r"^Mine defines `tools`, which holds .*; mark those that it shall have, and write"):
         type("Mine", (Base,), {"tools": tools})

@@ -1,7 +1,9 @@
 """Tells the failures of a server over HTTP from those of its tools: the SDK makes the same errors of both."""
 
+import math
 import re
 import time
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -81,10 +83,16 @@ def wait_before_next(response: "httpx2.Response") -> float | None:
     if status != HTTPStatus.TOO_MANY_REQUESTS and not (status == HTTPStatus.SERVICE_UNAVAILABLE and after):
         return None
     try:
-        seconds = float(after) if after.isdecimal() else parsedate_to_datetime(after).timestamp() - time.time()
-    except ValueError:
-        seconds = WITHOUT_WORD_S
-    return max(seconds, LEAST_S)
+        seconds = float(after) if after.isdecimal() else _seconds_until(after)
+    except (ValueError, OverflowError):
+        seconds = math.inf
+    return max(seconds, LEAST_S) if math.isfinite(seconds) else WITHOUT_WORD_S
+
+
+def _seconds_until(date: str) -> float:
+    """Return the seconds until a date of HTTP, which is in UTC also if it does not say so."""
+    then = parsedate_to_datetime(date)
+    return (then if then.tzinfo else then.replace(tzinfo=UTC)).timestamp() - time.time()
 
 
 def asked_wait(error: BaseException) -> float | None:

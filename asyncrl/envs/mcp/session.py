@@ -28,6 +28,7 @@ from asyncrl.envs.hosting.tool_messages import ToolError
 from asyncrl.envs.mcp.errors_log import ErrorsLog
 from asyncrl.envs.mcp.http_answers import (
     FORBIDDING,
+    LEAST_S,
     answers_request,
     asked_wait,
     failure,
@@ -38,7 +39,7 @@ from asyncrl.envs.mcp.http_answers import (
 from asyncrl.envs.mcp.noted_end import noting_end
 from asyncrl.envs.mcp.results import result_text
 from asyncrl.envs.mcp.schema_checks import SchemaChecks
-from asyncrl.envs.mcp.tool_list import MOST_PAGES, TooManyPages, all_tools, changed_tools, listen_for_changes
+from asyncrl.envs.mcp.tool_list import MOST_PAGES, TooManyPages, all_tools, changed_tools, compare_when, listen_for_changes
 
 if TYPE_CHECKING:
     import httpx2
@@ -57,6 +58,9 @@ LAST_WORDS_S = 1.0
 """Seconds to wait for what a process wrote before it ended; a child of it may keep its standard error open."""
 PYTHON = ("python", "python3")
 """Programs that mean the interpreter that runs this code, which need not be on the path."""
+_APART = "set it to shared if its tools depend on their arguments alone, or have the server keep sessions"
+_NEWEST_ONLY = (-32601, -32022, -32020)
+"""Codes with which servers of the newest protocol alone refuse the handshake: no such method, version, or header."""
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
 """Names that MCP allows for tools."""
 
@@ -119,7 +123,7 @@ class McpSession:
         self.server, self._checks = server, checks
         self.tools: tuple[ToolSpec, ...] = ()
         self.lost = asyncio.Event()
-        self._begun, self._leaving = asyncio.Event(), asyncio.Event()
+        self._begun, self._leaving, self._told_of_changes = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._incident = f"{server.name} {secrets.token_hex(8)}"
         self._client: Client
         self._errors: ErrorsLog | None = None
@@ -164,11 +168,13 @@ class McpSession:
         while True:
             if self.lost.is_set():
                 raise self.lost_error()
+            asked = time.monotonic()
             try:
                 result = await self._client.call_tool(name, dict(arguments))
                 break
             except MCPError as error:
-                await self._wait_or_raise(error, until)
+                took_s = time.monotonic() - asked  # a busy server must be able to refuse the next request in time, too
+                await self._wait_or_raise(error, until - LEAST_S - 2 * took_s)
             except ValidationError as error:
                 first = error.errors(include_url=False)[0]
                 what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
@@ -232,17 +238,21 @@ class McpSession:
                 client.session.validate_tool_result = _anything  # type: ignore[method-assign]
                 self._begun.set()
                 async with asyncio.TaskGroup() as group:
-                    listening = group.create_task(listen_for_changes(client, self._compare_tools))
+                    watching = (
+                        group.create_task(listen_for_changes(client, self._told_of_changes)),
+                        group.create_task(compare_when(self._told_of_changes, self._compare_tools)),
+                    )
                     await self._leaving.wait()
-                    listening.cancel()
+                    for each in watching:
+                        each.cancel()
         finally:
             self._leave()
 
     async def _hear(self, message: object) -> None:
         from mcp.types import ToolListChangedNotification
 
-        if isinstance(message, ToolListChangedNotification) and self._begun.is_set():
-            await self._compare_tools()
+        if isinstance(message, ToolListChangedNotification):
+            self._told_of_changes.set()
 
     async def _compare_tools(self) -> None:
         """End the session if its tools are no longer those that the model has read."""
@@ -316,6 +326,10 @@ class McpSession:
                 "cannot be executed" if shutil.which(program, mode=0) or isinstance(error, PermissionError) else "does not exist"
             )
             return NoSession("command", f"the program {program!r} {why}", "install it where the run is launched, or correct it")
+        code: int = getattr(error, "code", 0)
+        if server.url and server.keeps_apart and code in _NEWEST_ONLY and not is_unspoken(code, str(error)):
+            problem = f"{server.name} does not speak the protocol before 2026-07-28, which has sessions ({error})"
+            return NoSession("session", f"{problem}, so it cannot keep apart what episodes do", _APART)
         if self._failure and self._failed_status in FORBIDDING:
             correct_token = "name the variable that holds the server's token, or correct the token"
             return NoSession("token_variable", f"{server.name} refuses us: {self._failure}", correct_token)
@@ -330,7 +344,7 @@ class McpSession:
         """Refuse a server over HTTP that cannot know one session from another, where it has to."""
         if self.server.url and self.server.keeps_apart and not self._has_id:
             problem = f"{self.server.name} gives its sessions no ids, so it cannot keep apart what episodes do"
-            raise NoSession("session", problem, "set it to shared, or have the server keep sessions")
+            raise NoSession("session", problem, _APART)
 
     def _check_tools(self) -> None:
         """Keep the tools that are used, and check their names."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.messages import ToolSpec
+from asyncrl.envs.mcp.http_answers import asked_wait
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -18,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 MOST_PAGES = 100
 """Pages of a list of tools that are read."""
+COMPARE_AGAIN_S = 1.0
+"""Seconds between two looks at the tools, however often a server tells of changes."""
 LISTEN_AGAIN_S = 5.0
 """Seconds after which a server that has stopped telling of changes is asked for them again."""
 
@@ -47,25 +50,39 @@ async def all_tools(client: "Client") -> tuple[ToolSpec, ...]:
 async def changed_tools(client: "Client", used: Sequence[ToolSpec], server: str, *, all_are_used: bool) -> list[str]:
     """Return the names of the tools that are ``used`` and are no longer listed as they were.
 
-    Further ones are only logged, if all are used: they are shown from the next session on.
+    Further ones are only logged, if all are used: they are shown from the next session on. A busy server is asked again.
     """
     from mcp import MCPError
+    from pydantic import ValidationError
 
-    try:
-        listed = {tool.name: tool for tool in await all_tools(client)}
-    except (MCPError, TooManyPages) as error:
-        logger.warning("%s says that its tools have changed, and does not list them: %s", server, error)
-        return []
+    while True:
+        try:
+            listed = {tool.name: tool for tool in await all_tools(client)}
+            break
+        except (MCPError, TooManyPages, ValidationError) as error:
+            if (wait_s := asked_wait(error)) is None:
+                logger.warning("%s says that its tools have changed, and does not list them: %s", server, error)
+                return []
+            await asyncio.sleep(wait_s)
     if (further := listed.keys() - {tool.name for tool in used}) and all_are_used:
         logger.info("%s has tools that running episodes are not shown: %s", server, ", ".join(sorted(further)))
     return [tool.name for tool in used if listed.get(tool.name) != tool]
 
 
-async def listen_for_changes(client: "Client", compare: Callable[[], Awaitable[None]]) -> None:
+async def compare_when(told: asyncio.Event, compare: Callable[[], Awaitable[None]]) -> None:
+    """Call ``compare`` after changes were ``told``, once for all that were told by then, until this is cancelled."""
+    while True:
+        await told.wait()
+        told.clear()
+        await compare()
+        await asyncio.sleep(COMPARE_AGAIN_S)
+
+
+async def listen_for_changes(client: "Client", told: asyncio.Event) -> None:
     """Have a server of the newest protocol tell of changes, until this is cancelled; older ones do so unasked.
 
     Args:
-        compare: is called when changes may have been missed. What a server tells, the client's message handler hears.
+        told: is set when changes may have been missed. What a server tells, the client's message handler hears.
     """
     from mcp import MCPError
     from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
@@ -77,7 +94,7 @@ async def listen_for_changes(client: "Client", compare: Callable[[], Awaitable[N
             async with client.listen(tools_list_changed=True) as changes:
                 if not changes.honored.tools_list_changed:
                     return
-                await compare()
+                told.set()
                 async for _ in changes:
                     pass
         except ListenNotSupportedError:

@@ -122,6 +122,10 @@ async def test_what_openai_s_library_is_refused(protocols, asked: dict[str, Any]
         ),
         ({"system": [{"type": "image", "source": {}}]}, "content of type image is not supported"),
         (
+            {"system": [{"type": "thinking", "thinking": "FACT", "signature": ""}]},
+            "content of type thinking in system is not supported, which holds text alone; put it into a message",
+        ),
+        (
             {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
             "a tool of type web_search_20250305 is not supported: the policy calls tools with an input_schema",
         ),
@@ -146,6 +150,7 @@ async def test_what_anthropic_s_library_is_refused(protocols, asked: dict[str, A
             {"messages": [USER, {"type": "item_reference", "id": "msg_1"}, USER]},
             "an item_reference is not supported: nothing is kept for it; send the item itself",
         ),
+        ({"messages": [USER, {"type": None, "id": "msg_1"}, USER]}, "an item_reference is not supported: nothing is kept for it"),
         ({"conversation": "conv_1"}, "conversation is not supported: nothing is kept for it"),
         ({"prompt": {"id": "p"}}, "prompt is not supported"),
         ({"background": True}, "background is not supported: a turn is answered by its own request"),
@@ -402,6 +407,12 @@ async def test_what_libraries_send_for_nothing_is_nothing(protocols, ask: Any, a
     async with clients(protocols, yes) as play:
         await ask(play, **asked)
         assert not play.played.episode.asked_in_vain
+
+
+async def test_what_asks_for_something_by_being_there_is_counted(protocols) -> None:
+    async with clients(protocols, yes) as play:
+        await by_openai(play, web_search_options={})
+        assert play.played.episode.asked_in_vain == {"ignored web_search_options": 1}
 
 
 async def test_a_limit_that_is_none_does_not_lift_another(protocols) -> None:
