@@ -3,9 +3,10 @@
 import shlex
 import urllib.request
 from collections.abc import Sequence
-from http.client import HTTPException
+from http.client import HTTPException, InvalidURL
 from itertools import count
 from pathlib import Path
+from ssl import SSLError
 from typing import TYPE_CHECKING
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -94,14 +95,19 @@ def check_answers(url: str) -> None:
         known = False
     if not known:
         raise RecipeError("--submit", f"{url!r} is no address of a dashboard", _NAMED)
+    asked = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()  # a password is for Ray's client alone
     try:
-        urllib.request.urlopen(f"{url.rstrip('/')}/api/version", timeout=ANSWER_S).close()
+        urllib.request.urlopen(f"{asked.rstrip('/')}/api/version", timeout=ANSWER_S).close()
     except HTTPError as error:
         error.close()
+    except (InvalidURL, UnicodeError) as error:
+        raise RecipeError("--submit", f"{url!r} is no address of a dashboard: {error}", _NAMED) from error
     except HTTPException as error:
         raise RecipeError("--submit", f"what answers at {url} does not speak HTTP", _NAMED) from error
     except OSError as error:
         why = getattr(error, "reason", None) or error
+        if isinstance(why, SSLError):
+            return  # it answers; Ray's client knows other certificates, such as those of REQUESTS_CA_BUNDLE
         raise RecipeError(
             "--submit", f"the cluster at {url} does not answer: {getattr(why, 'strerror', None) or why}", _NAMED
         ) from error
