@@ -99,7 +99,7 @@ def change_labels(path: Path, change: Callable[[Labels], Labels]) -> Labels:
 def _changed_here_alone(path: Path) -> Iterator[None]:
     lock = path.with_name(f".{path.name}.lock")
     with naming(lock), lock.open("a") as file:
-        with suppress(PermissionError):  # another user has made it
+        with suppress(OSError):  # another user has made it, or files have no permissions there
             os.fchmod(file.fileno(), path.parent.stat().st_mode & 0o666)  # whoever may write in the folder may label its run
         try:
             lock_within(file.fileno(), CHANGED_WITHIN_S)
