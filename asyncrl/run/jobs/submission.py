@@ -4,7 +4,7 @@ import shlex
 import urllib.request
 from collections.abc import Sequence
 from http.client import HTTPException, InvalidURL
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from ssl import SSLError
 from typing import TYPE_CHECKING
@@ -116,14 +116,13 @@ def check_answers(url: str) -> None:
 def _free_name(client: "JobSubmissionClient", url: str, run: str) -> str:
     """The name of the next job of a run: the cluster keeps those of jobs that have ended, with their logs."""
     jobs = {job.submission_id: job.status for job in client.list_jobs()}
-    for number in count(1):
-        name = run if number == 1 else f"{run}~{number}"
-        if name not in jobs:
-            return name
-        if not jobs[name].is_terminal():
+    of_run = {name: status for name, status in jobs.items() if name is not None and name.partition("~")[0] == run}
+    for name, status in of_run.items():
+        if not status.is_terminal():
             remedy = f"let it go on, or end it first: ray job stop --address {url} {name}"
             raise RecipeError("--submit", f"the cluster at {url} has a job {name!r} that goes on", remedy)
-    raise AssertionError("count() never ends")
+    names = chain((run,), (f"{run}~{number}" for number in count(2)))
+    return next(name for name in names if name not in of_run)
 
 
 def _why(error: Exception) -> str:

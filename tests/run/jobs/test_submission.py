@@ -85,6 +85,14 @@ def test_a_run_is_submitted_again_once_its_job_has_ended_and_not_before(dashboar
     assert list(dashboard.jobs) == ["one", "one~2", "one~3", "one~4"]
 
 
+def test_a_job_that_goes_on_is_seen_though_one_before_it_was_deleted(dashboard: Dashboard, tmp_path: Path):
+    dashboard.jobs = {"one": "FAILED", "one~3": "RUNNING", "one-more": "RUNNING"}
+    with pytest.raises(RecipeError, match="has a job 'one~3' that goes on"):
+        submit(dashboard.url, "one", ["launch", "quickstart"], folder_to_bring(tmp_path))
+    dashboard.jobs["one~3"] = "STOPPED"
+    assert submit(dashboard.url, "one", ["launch", "quickstart"], folder_to_bring(tmp_path)) == "one~2"
+
+
 def test_a_refusal_of_the_cluster_is_told_without_its_traceback(dashboard: Dashboard, tmp_path: Path):
     dashboard.refusal = _TWICE
     with pytest.raises(RecipeError, match="does not take the job: ValueError: Job with submission_id one~9 already exists;"):
