@@ -116,7 +116,9 @@ def run_tag(arguments: argparse.Namespace, console: Console) -> ExitCode:
         labels = change_labels(RunFolder.find(arguments.folder).labels, changed)
     except OSError as error:
         problem = f"cannot write {str(error.filename)!r}: {error.strerror}"
-        raise RecipeError("", problem, remedy_of(error, "label it as a user who may write there")) from error
+        raise RecipeError(
+            "", problem, remedy_of(error, "label it as a user who may write there, on a file system that has locks")
+        ) from error
     console.print(Text(f"tags: {visible(', '.join(labels.tags)) or 'none'}"))
     console.print(Text(f"note: {visible(labels.note) or 'none'}"), soft_wrap=True)
     return ExitCode.COMPLETED

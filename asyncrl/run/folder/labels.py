@@ -1,8 +1,9 @@
 """What a person knows a run by: how it was launched, its tags and a note, in ``RUN/labels.json``."""
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -98,6 +99,8 @@ def change_labels(path: Path, change: Callable[[Labels], Labels]) -> Labels:
 def _changed_here_alone(path: Path) -> Iterator[None]:
     lock = path.with_name(f".{path.name}.lock")
     with naming(lock), lock.open("a") as file:
+        with suppress(OSError):  # another user has made it, or files have no permissions there
+            os.fchmod(file.fileno(), path.parent.stat().st_mode & 0o666)  # whoever may write in the folder may label its run
         try:
             lock_within(file.fileno(), CHANGED_WITHIN_S)
         except BlockingIOError as error:

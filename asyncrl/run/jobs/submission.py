@@ -3,9 +3,10 @@
 import shlex
 import urllib.request
 from collections.abc import Sequence
-from http.client import HTTPException
-from itertools import count
+from http.client import HTTPException, InvalidURL
+from itertools import chain, count
 from pathlib import Path
+from ssl import SSLError
 from typing import TYPE_CHECKING
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -94,14 +95,19 @@ def check_answers(url: str) -> None:
         known = False
     if not known:
         raise RecipeError("--submit", f"{url!r} is no address of a dashboard", _NAMED)
+    asked = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()  # a password is for Ray's client alone
     try:
-        urllib.request.urlopen(f"{url.rstrip('/')}/api/version", timeout=ANSWER_S).close()
+        urllib.request.urlopen(f"{asked.rstrip('/')}/api/version", timeout=ANSWER_S).close()
     except HTTPError as error:
         error.close()
+    except (InvalidURL, UnicodeError) as error:
+        raise RecipeError("--submit", f"{url!r} is no address of a dashboard: {error}", _NAMED) from error
     except HTTPException as error:
         raise RecipeError("--submit", f"what answers at {url} does not speak HTTP", _NAMED) from error
     except OSError as error:
         why = getattr(error, "reason", None) or error
+        if isinstance(why, SSLError):
+            return  # it answers; Ray's client knows other certificates, such as those of REQUESTS_CA_BUNDLE
         raise RecipeError(
             "--submit", f"the cluster at {url} does not answer: {getattr(why, 'strerror', None) or why}", _NAMED
         ) from error
@@ -110,14 +116,13 @@ def check_answers(url: str) -> None:
 def _free_name(client: "JobSubmissionClient", url: str, run: str) -> str:
     """The name of the next job of a run: the cluster keeps those of jobs that have ended, with their logs."""
     jobs = {job.submission_id: job.status for job in client.list_jobs()}
-    for number in count(1):
-        name = run if number == 1 else f"{run}~{number}"
-        if name not in jobs:
-            return name
-        if not jobs[name].is_terminal():
+    of_run = {name: status for name, status in jobs.items() if name is not None and name.partition("~")[0] == run}
+    for name, status in of_run.items():
+        if not status.is_terminal():
             remedy = f"let it go on, or end it first: ray job stop --address {url} {name}"
             raise RecipeError("--submit", f"the cluster at {url} has a job {name!r} that goes on", remedy)
-    raise AssertionError("count() never ends")
+    names = chain((run,), (f"{run}~{number}" for number in count(2)))
+    return next(name for name in names if name not in of_run)
 
 
 def _why(error: Exception) -> str:

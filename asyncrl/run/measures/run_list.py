@@ -78,8 +78,11 @@ def row_of(place: Path) -> RunRow:
         pass
     step = None if summary is not None and not running else last_event(folder.events, StepDone)
     played: EvaluationDone | PlayedEvaluation | None = None
-    if step is not None:  # which knows those that lie too far back in the file
-        played = last_event(folder.events, EvaluationDone) or step.progress.evaluation
+    if step is not None:
+        played = last_event(folder.events, EvaluationDone)
+        # The step knows one that lies too far back in the file; one that came before it may have been lost in a resume.
+        if played is None or (step.progress.evaluation is not None and played.at < step.at):
+            played = step.progress.evaluation
     done = 0 if summary is None else summary.steps
     return RunRow(
         run=str(place),

@@ -263,8 +263,9 @@ def _translated_errors(path: Path) -> Iterator[None]:
     except (HydraException, OmegaConfBaseException) as error:
         cause = error.__cause__ if not str(error) and isinstance(error.__cause__, Exception) else error
         if isinstance(cause, InterpolationResolutionError | GrammarParseError):
-            problem = f"a `${{...}}` in {path.name} cannot be replaced: {str(cause).partition(chr(10))[0]}"
-            remedy = r"have the recipe set the key that it names; for a literal `${` write `\${`, or `\\${` between double quotes"
+            problem = f"a `${{...}}` in {path.name} or an override cannot be replaced: {str(cause).partition(chr(10))[0]}"
+            there = "name a key that the recipe sets, or `oc.env:VARIABLE` of one that is set"
+            remedy = rf"{there}; for a literal `${{` write `\${{`, or `\\${{` between double quotes"
             raise RecipeError(str(cause.full_key or ""), problem, remedy) from error
         raise RecipeError("", f"cannot compose {path.name}: {_one_line(cause)}", "correct the recipe or the override") from error
     except ValueError as error:

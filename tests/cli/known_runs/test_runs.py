@@ -111,6 +111,17 @@ def test_a_run_that_goes_on_is_listed_with_its_last_evaluation_however_long_ago_
     assert json.loads(shown(capsys, "--json"))["evaluation"] == PROGRESS.evaluation.reward == 0.61
 
 
+def test_an_evaluation_that_a_resume_lost_is_not_the_last_one(make, driven, capsys):
+    live = make("live")
+    log = EventLog(live.events, iter(range(9)).__next__)
+    log.tell(EvaluationDone(version=20, reward=0.9))  # of an attempt that ended before its checkpoint
+    log.tell(StepDone(progress=PROGRESS))
+    driven(live)
+    assert json.loads(shown(capsys, "--json"))["evaluation"] == PROGRESS.evaluation.reward
+    log.tell(EvaluationDone(version=20, reward=0.7))
+    assert json.loads(shown(capsys, "--json"))["evaluation"] == 0.7
+
+
 def test_a_narrow_terminal_shows_what_was_changed_below_the_name(make):
     changes = ["learner.lr=0.001", "buffer.max_staleness=3", "generators.max_running=24", "batch.groups_per_step=12"]
     folder = make("done", *changes, tags=("paper",))
@@ -133,8 +144,8 @@ def test_runs_are_listed_sorted_and_filtered(make, driven, capsys):
     done, killed, live = make("done", "learner.lr=0.001", tags=("paper",)), make("killed"), make("live", tags=("paper", "b"))
     summary(status=Status.COMPLETED, steps=80).write(done.summary)
     log = EventLog(live.events)
-    log.tell(EvaluationDone(version=0, reward=0.125))
     log.tell(StepDone(progress=progress(7)))
+    log.tell(EvaluationDone(version=0, reward=0.125))
     driven(live)
     rows = {row["name"].partition("-")[0]: row for row in map(json.loads, shown(capsys, "--json").splitlines())}
     assert {name: (row["status"], row["step"], row["steps"]) for name, row in rows.items()} == {
@@ -243,6 +254,14 @@ def test_those_who_label_a_run_at_once_lose_nothing_of_each_other(make):
     with ThreadPoolExecutor(8) as people:
         list(people.map(lambda tag: change_labels(run.labels, lambda before: before.with_tags([tag])), tags))
     assert sorted(Labels.read(run.labels).tags) == tags
+
+
+@pytest.mark.parametrize(("folder", "lock"), [(0o755, 0o644), (0o775, 0o664), (0o2777, 0o666)])
+def test_whoever_may_write_in_the_folder_may_label_its_run(make, folder, lock):
+    run = make("labelled")
+    run.path.chmod(folder)
+    change_labels(run.labels, lambda before: before.with_tags(["good"]))
+    assert (run.path / ".labels.json.lock").stat().st_mode & 0o777 == lock
 
 
 def test_labels_that_another_process_is_changing_for_long_are_refused(make, capsys, monkeypatch):

@@ -151,7 +151,7 @@ def test_what_is_said_of_a_run_that_is_there_already_is_passed_on_or_said_to_cha
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     run, commands = f"run_dir={tmp_path}", list[list[str]]()
-    monkeypatch.setattr(attempts, "_attempt", lambda words: commands.append(list(words[4:])) or 0)
+    monkeypatch.setattr(attempts, "_attempt", lambda words: commands.append(list(words[words.index("launch") + 1 :])) or 0)
     asked = ["launch", "quickstart", run, "steps=7", "--as", "one", "--quiet", "--tag", "first"]
     assert main(asked) == 0
     RunFolder.create(compose("quickstart", [run]), "one")

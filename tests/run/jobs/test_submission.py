@@ -6,13 +6,15 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from ssl import SSLCertVerificationError
+from urllib.error import URLError
 
 import pytest
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.run.host.brought_folder import folder_to_bring
 from asyncrl.run.jobs import submission
-from asyncrl.run.jobs.submission import submit
+from asyncrl.run.jobs.submission import check_answers, submit
 
 _TWICE = "Traceback (most recent call last):\n  File ...\nValueError: Job with submission_id one~9 already exists.\n"
 
@@ -83,6 +85,14 @@ def test_a_run_is_submitted_again_once_its_job_has_ended_and_not_before(dashboar
     assert list(dashboard.jobs) == ["one", "one~2", "one~3", "one~4"]
 
 
+def test_a_job_that_goes_on_is_seen_though_one_before_it_was_deleted(dashboard: Dashboard, tmp_path: Path):
+    dashboard.jobs = {"one": "FAILED", "one~3": "RUNNING", "one-more": "RUNNING"}
+    with pytest.raises(RecipeError, match="has a job 'one~3' that goes on"):
+        submit(dashboard.url, "one", ["launch", "quickstart"], folder_to_bring(tmp_path))
+    dashboard.jobs["one~3"] = "STOPPED"
+    assert submit(dashboard.url, "one", ["launch", "quickstart"], folder_to_bring(tmp_path)) == "one~2"
+
+
 def test_a_refusal_of_the_cluster_is_told_without_its_traceback(dashboard: Dashboard, tmp_path: Path):
     dashboard.refusal = _TWICE
     with pytest.raises(RecipeError, match="does not take the job: ValueError: Job with submission_id one~9 already exists;"):
@@ -97,6 +107,10 @@ def test_a_refusal_of_the_cluster_is_told_without_its_traceback(dashboard: Dashb
         ("ray://HEAD:10001", "is no address of a dashboard"),
         ("http://[::1", "is no address of a dashboard"),
         ("http://HEAD:port", "is no address of a dashboard"),
+        ("http://HEAD or tail:8265", "is no address of a dashboard"),
+        ("http://" + 70 * "a", "is no address of a dashboard"),
+        ("http://127.0.0.1:9/größe", "is no address of a dashboard"),
+        ("http://me:word@127.0.0.1:9", "does not answer: Connection refused"),
         ("http://127.0.0.1:9", "the cluster at http://127.0.0.1:9 does not answer: Connection refused"),
     ],
 )
@@ -123,3 +137,11 @@ def test_what_listens_and_is_no_dashboard_is_not_waited_for(
         threading.Thread(target=answer_once, daemon=True).start()
         with pytest.raises(RecipeError, match=said):
             submit(f"http://127.0.0.1:{server.getsockname()[1]}", "one", ["launch"], folder_to_bring(tmp_path))
+
+
+def test_what_answers_with_a_certificate_is_left_to_rays_client_to_believe(monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise URLError(SSLCertVerificationError("self-signed certificate"))
+
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    check_answers("https://HEAD:8265")

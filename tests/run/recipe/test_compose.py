@@ -278,8 +278,11 @@ def test_a_syntax_error_in_an_extended_recipe_names_that_file(write):
         ("defaults: [quickstrat, _self_]\n", "'quickstrat'"),
         ("defaults: [quickstart]\nname: mine\n", "end the list with _self_"),
         ("defaults: [mine, _self_]\n", "leads back"),
-        ("defaults: [quickstart, _self_]\nname: ${nothing}\n", "name: a `${...}` in mine.yaml cannot be replaced"),
-        ("defaults: [quickstart, _self_]\nname: ${nothing}\n", "'nothing' not found; have the recipe set the key"),
+        ("defaults: [quickstart, _self_]\nname: ${nothing}\n", "name: a `${...}` in mine.yaml or an override cannot be replaced"),
+        (
+            "defaults: [quickstart, _self_]\nname: ${nothing}\n",
+            "'nothing' not found; name a key that the recipe sets, or `oc.env:VARIABLE`",
+        ),
         ("defaults: [quickstart, _self_]\nname: ${oc.env:NOTHING}\n", "'NOTHING' not found"),
         ("defaults: [quickstart, _self_]\nname: a ${b\n", r"for a literal `${` write `\${`"),
         ("defaults: [quickstart, _self_]\ntracking:\n  experiment: ???\n", "tracking.experiment"),
