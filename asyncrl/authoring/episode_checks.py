@@ -173,7 +173,8 @@ class EpisodeChecks:
             self._findings.warning("deadlines", f"{self._name}, tool {name}", problem, remedy)
 
     def _script(self, task: Task) -> Script:
-        return calling(TURNS, str(task.data.get("answer", "")), task.id)
+        calls = min(TURNS, self._limits.max_turns - 1)  # it answers in the last turn
+        return calling(calls, str(task.data.get("answer", "")), task.id)
 
     async def _crowd(self, alone: dict[str, Played]) -> EpisodeFigures | None:
         """Play many episodes at once: a hundred, unless they run in another process and would take long there."""
@@ -371,6 +372,8 @@ def _difference(one: Played, other: Played) -> str:
 def _where_they_differ(one: Sequence[Message], other: Sequence[Message]) -> tuple[str, str]:
     """Quote both where they begin to differ."""
     first, second = ("\n".join(map(_text, messages)) for messages in (one, other))
+    if first == second:  # what differs is no text, such as a role
+        first, second = repr(one), repr(other)
     pairs = enumerate(zip(first, second, strict=False))
     begin = max(0, next((place for place, (a, b) in pairs if a != b), min(len(first), len(second))) - SHOWN_BEFORE)
     shown = slice(begin, begin + SHOWN_CHARACTERS)

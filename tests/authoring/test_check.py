@@ -16,6 +16,7 @@ from asyncrl.authoring.episode_checks import EpisodeChecks
 from asyncrl.authoring.findings import Severity
 from asyncrl.authoring.subject import compose_for_author
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.messages import Message
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.learners.tiny.tokenizer import fit_tokenizer
 
@@ -50,6 +51,11 @@ def test_a_sound_environment_has_no_findings_and_is_measured(tmp_path: Path):
     assert found.figures is not None
     assert (found.train, found.evaluation, found.figures.episodes, found.figures.rewards) == (30, 30, 100, (0.0, 1.0))
     assert "in order" in next(iter(check_view([found]))).plain
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+def test_episodes_of_few_turns_are_answered_too(turns: int):
+    assert checked("Sound", f"environment.max_turns={turns}").findings == ()
 
 
 @pytest.mark.parametrize(
@@ -146,6 +152,13 @@ def test_an_error_that_breaks_no_episode_is_told():
 def test_long_answers_that_differ_are_quoted_where_they_differ():
     (told,) = checked("Timed").findings
     assert re.search(r"turn 0 is answered with \.\.\.'.* at (\d+)', then \.\.\.'.* at (?!\1')\d+'$", told.problem), told.problem
+
+
+def test_messages_that_differ_in_more_than_their_texts_are_quoted_whole():
+    one, other = ([Message(role, "Begin.")] for role in ("system", "user"))
+    first, second = episode_checks._where_they_differ(one, other)
+    assert "role='system'" in first
+    assert "role='user'" in second
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ def test_an_example_defines_an_environment(example: str):
 
 
 def test_there_are_examples():
-    assert len(EXAMPLES) == 7
+    assert len(EXAMPLES) == 8
 
 
 async def test_a_metric_of_ones_own_is_beside_the_counts_of_calls():
@@ -47,6 +47,14 @@ async def test_a_metric_of_ones_own_is_beside_the_counts_of_calls():
     await environment.reset(Task(id="t", prompt="p", data={"answer": "a"}))
     result = await environment.step(Action("", (ToolCall("look_up", {"word": "a"}), ToolCall("unknown", {}))))
     assert result.metrics == {"look_ups": 1.0, "tool_calls": 1.0, "tool_errors": 0.0, "malformed_calls": 1.0}
+
+
+async def test_an_answer_that_is_handed_in_by_a_tool_ends_the_episode_and_is_judged():
+    (example,) = (each.values[0] for each in EXAMPLES if "submitted" in each.values[0])
+    environment = environment_of(example)()
+    await environment.reset(Task(id="t", prompt="p", data={"answer": "a"}))
+    result = await environment.step(Action("", (ToolCall("submit", {"answer": "a"}),)))
+    assert (result.reward, result.done, [call.tool for call in result.calls]) == (1.0, True, ["submit"])
 
 
 def test_the_first_environment_has_no_findings(tmp_path: Path, monkeypatch):

@@ -35,7 +35,11 @@ _REFUSAL = re.compile(r"\(code: VALIDATION_ERROR\)$|Unable to serialize .*\(code
 """How the error of a step ends that is the action's: it does not fit, or a validator of its own refuses it, of which the server
 ends the session, as it cannot send the validator's exception."""
 _SESSION_ENDED = "(code: SESSION_ERROR)"
-_OUTCOMES = {"execution_error": CallOutcome.ERROR, "timeout": CallOutcome.TIMEOUT}
+_OUTCOMES = {
+    "execution_error": CallOutcome.ERROR,
+    "transport_error": CallOutcome.ERROR,
+    "timeout": CallOutcome.TIMEOUT,
+}
 """What became of a tool's call, by the type of its error; any other is the call's own."""
 
 
@@ -52,6 +56,7 @@ class OpenEnv(Seeded):
         self._url, self._system_prompt, self._prompt = name, system_prompt, prompt
         self._client: Any = None
         self._tools: dict[str, ToolSpec] = {}
+        self._calls_tools = False
         self._scored = False
 
     @classmethod
@@ -66,9 +71,10 @@ class OpenEnv(Seeded):
         """Begin an episode with the task's seed."""
         try:
             schema = await _action_schema(self._url)
+            self._calls_tools = _calls_tools(schema)
             self._client = GenericEnvClient(base_url=self._url)
             await self._client.connect()
-            tools = await self._listed() if _calls_tools(schema) else (ToolSpec(ACT, _ACT, schema),)
+            tools = await self._listed() if self._calls_tools else (ToolSpec(ACT, _ACT, schema),)
             begun = await self._client.reset(seed=task.data.get("seed"))
         except (
             RuntimeError,
@@ -121,7 +127,7 @@ class OpenEnv(Seeded):
         if call.name not in self._tools:
             return _failed(call, began, f"there is no tool {call.name!r}")
         arguments = dict(call.arguments)
-        called = ACT not in self._tools
+        called = self._calls_tools
         try:
             result = await self._client.step(
                 {"type": "call_tool", "tool_name": call.name, "arguments": arguments} if called else arguments

@@ -157,7 +157,7 @@ class _Loaded:
     def __init__(self, name: str, arguments: dict[str, Any]) -> None:
         self._environment: Any = verifiers.load_environment(name, **arguments)
         self._name = name
-        for rubric in _rubrics(self._environment.rubric):
+        for rubric in {id(each): each for each in _rubrics(self._environment.rubric)}.values():  # some share one
             if rubric.has_group_rewards:
                 problem = f"the rubric of {name!r} scores the rollouts of a task together, and here each is scored alone"
                 raise RecipeError("environment.options.name", problem, "give its rubric functions of one rollout only")
@@ -225,6 +225,7 @@ def _noticed(function: Callable[..., Any]) -> Callable[..., Any]:
             _raised.get().append(UsersError.of(error, function))
             raise
 
+    called.__name__ = getattr(function, "__name__", repr(function))  # its metric's, which the library takes from there
     return called
 
 

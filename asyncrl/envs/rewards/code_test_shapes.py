@@ -5,7 +5,6 @@ reading it.
 """
 
 import base64
-import binascii
 import io
 import json
 import keyword
@@ -16,6 +15,8 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
+MOST_BYTES = 2**29
+"""The most that packed tests unpack to: a few kilobytes may unpack to more than this machine's memory."""
 SHAPES = (
     'write {"call": ..., "returns": ...} or {"stdin": ..., "stdout": ...}, or name the column `input_output` of APPS or TACO, or '
     "`public_test_cases` or `private_test_cases` of LiveCodeBench"
@@ -23,18 +24,24 @@ SHAPES = (
 
 IMPORTED = """
 def import_all():
-    import bisect, builtins, collections, functools, heapq, itertools, math, random, re, string, sys, typing
-    modules = (bisect, collections, functools, heapq, itertools, math, random, re, string, sys, typing)
-    for module in modules:
+    import bisect, builtins, collections, copy, datetime, fractions, functools, heapq, itertools, json, math, operator
+    import random, re, statistics, string, sys, time, typing
+    shown = (
+        typing, operator, functools, itertools, statistics, random, math, copy, bisect, heapq, collections, datetime, re, string
+    )
+    for module in (*shown, fractions, json, sys, time):
         vars(builtins).setdefault(module.__name__, module)
-    for module in (typing, collections, functools, heapq, bisect, itertools, math):
+    for module in shown:
         for name in getattr(module, "__all__", None) or [each for each in vars(module) if not each.startswith("_")]:
             vars(builtins).setdefault(name, getattr(module, name))
+
+    sys.setrecursionlimit(50_000)
 
 import_all()
 del import_all
 """
-"""Makes known what the judges of these data sets import for a function: their tasks write ``List[int]`` without an import."""
+"""Makes known what the judges of these data sets import for a function: their tasks write ``List[int]`` without an import.
+They let it call itself as deeply, too."""
 
 
 class CallTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,7 +99,7 @@ def read_tests(found: Any, metadata: Any) -> list[CodeTest]:
         metadata: what LiveCodeBench says beside its tests, or None.
 
     Raises:
-        ValueError, TypeError: they cannot be read; says why.
+        ValueError, TypeError, RecursionError: they cannot be read; says why.
     """
     if isinstance(found, str):
         found = _json_in(found)
@@ -106,10 +113,24 @@ def _json_in(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         try:
-            packed = zlib.decompress(base64.b64decode(text, validate=True))
+            packed = _unpacked(base64.b64decode(text, validate=True))
             return json.loads(_Plain(io.BytesIO(packed)).load())
-        except (binascii.Error, zlib.error, pickle.UnpicklingError, EOFError, TypeError, json.JSONDecodeError):
+        except UnpackedTooLarge:
+            raise
+        except Exception:  # noqa: BLE001 - unpickling may raise anything
             raise ValueError(f"the text is no JSON: {error}") from error
+
+
+class UnpackedTooLarge(ValueError):
+    """A text unpacks to more than tests are."""
+
+
+def _unpacked(packed: bytes) -> bytes:
+    unpacking = zlib.decompressobj()
+    found = unpacking.decompress(packed, MOST_BYTES)
+    if unpacking.unconsumed_tail:
+        raise UnpackedTooLarge(f"it unpacks to more than {MOST_BYTES >> 20} MiB")
+    return found
 
 
 class _Plain(pickle.Unpickler):
@@ -144,7 +165,7 @@ def _of_case(case: _Case, metadata: Any) -> CodeTest:
         return LooseOutputTest(case.input, case.output)
     said = json.loads(metadata) if isinstance(metadata, str) else metadata
     function = said.get("func_name") if isinstance(said, Mapping) else None
-    if not function:
+    if not (function and isinstance(function, str)):
         raise ValueError("it calls a function that data['metadata'] does not name as `func_name`")
     arguments = [json.loads(line) for line in case.input.split("\n") if line.strip()]
     return FunctionTest(_call(function, arguments), (json.loads(case.output),))
@@ -155,10 +176,11 @@ def _joined(lines: Any) -> str:
 
 
 def _call(function: str, arguments: Any) -> str:
-    """Return an expression that calls a function, or else the method of that name, with arguments of plain data."""
+    """Return an expression that calls the method of class ``Solution``, or else the function, with arguments of plain data."""
     if not (function.isidentifier() and not keyword.iskeyword(function)):
         raise ValueError(f"{function!r} is no name of a function")
     if not isinstance(arguments, list):
         raise TypeError(f"its arguments are no list, but {type(arguments).__name__}")
-    found = f"({function} if {function!r} in globals() else Solution().{function})"
+    is_method = f"hasattr(globals().get('Solution'), {function!r})"  # first, as what it imports may be called alike: math.comb
+    found = f"({function} if {function!r} in globals() and not {is_method} else Solution().{function})"
     return f"{found}(*__import__('json').loads({json.dumps(arguments)!r}))"

@@ -5,6 +5,7 @@ What always holds: the process that runs the program is never told the expected 
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from itertools import chain
 from math import isclose
 from pathlib import Path
@@ -75,7 +76,7 @@ class CodeTests(Reward):
         found = expected(task, self._key, "code tests")
         try:
             tests = read_tests(found, task.data.get("metadata"))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             problem = f"data[{self._key!r}] cannot be read as tests ({error})"
             raise EnvironmentBroken(f"task {short(task.id)}: {problem}; {SHAPES}") from error
         if not tests:
@@ -144,9 +145,15 @@ def _is_alike(printed: str, wanted: str) -> bool:
 
 
 def _is_close(word: str, wanted: str) -> bool:
+    """Whether a word is the one that is wanted, or a number as good as it; a fraction may stand for an integer that it hits.
+
+    Of an integer, a share is not allowed for: an estimate of a large one would pass.
+    """
     if word == wanted:
         return True
     try:
-        return "." in wanted and isclose(float(word), float(wanted), rel_tol=CLOSE, abs_tol=CLOSE)
-    except ValueError:  # one of them is no number
+        if "." in wanted:
+            return isclose(float(word), float(wanted), rel_tol=CLOSE, abs_tol=CLOSE)
+        return "." in word and abs(Decimal(word) - Decimal(wanted)) <= CLOSE
+    except (ValueError, ArithmeticError):  # one of them is no number
         return False

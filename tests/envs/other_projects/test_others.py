@@ -9,6 +9,7 @@ import sys
 import time
 import types
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
@@ -380,6 +381,11 @@ def with_tools():
                     raise ArithmeticError("too large")
                 return 2 * number
 
+            @tools.tool
+            def act(deed: str) -> str:
+                """Do something."""
+                return f"done: {deed}"
+
             super().__init__(tools)
 
         def reset(self, seed=None, episode_id=None, **_):
@@ -409,21 +415,22 @@ async def test_tools_of_an_openenv_environment_are_shown_and_called_as_they_are(
             calls = [
                 ToolCall("double", {"number": 4}),
                 ToolCall("double", {"number": 101}),
-                ToolCall("act", {"tool_name": "double"}),
-                ToolCall("double", {"number": 5}),
+                ToolCall("call_tool", {"tool_name": "double"}),
+                ToolCall("act", {"deed": "bow"}),
             ]
             told = [await environment.step(Action("", ())), *[await environment.step(Action("", (call,))) for call in calls]]
         finally:
             await environment.close()
     assert [(tool.name, tool.description, set(tool.parameters["properties"])) for tool in begun.tools] == [
-        ("double", "Double a number.", {"number"})
+        ("double", "Double a number.", {"number"}),
+        ("act", "Do something.", {"deed"}),
     ]
     said = [result.observation.messages[0].content for result in told]
     assert (said[0], said[1], said[3], said[4]) == (
-        "Act by calling `double`.",
+        "Act by calling `double` or `act`.",
         "8",
-        "error: there is no tool 'act'",
-        "10",
+        "error: there is no tool 'call_tool'",
+        "done: bow",
     )
     assert [result.calls[0].outcome for result in told[1:]] == [
         CallOutcome.OK,
@@ -577,6 +584,33 @@ async def test_what_the_rubric_of_verifiers_counts_as_0_because_it_raised_is_tol
         with pytest.raises(EnvironmentBroken, match="task 't' is no row of the environment's own"):
             await strange.reset(Task(id="t", prompt="?"))
     assert told == {True: (1.0, [("judged", "ConnectionError"), ("unsaid", "TypeError")]), False: (1.0, [])}
+
+
+async def test_a_rubric_that_environments_of_verifiers_share_is_heard_once_and_its_metrics_keep_their_names():
+    vf = pytest.importorskip("verifiers")
+    if not hasattr(vf, "load_environment"):
+        pytest.skip("this is verifiers.v1")
+    from datasets import Dataset
+
+    async def judged(completion):
+        raise ConnectionError("the judge is away")
+
+    def worth(completion, reward):
+        return reward
+
+    def load_environment():
+        rows = Dataset.from_list([{"question": str(n), "answer": ""} for n in range(20)])
+        both = vf.Rubric(funcs=[judged, partial(worth, reward=0.25), partial(worth, reward=0.5)])
+        return vf.EnvGroup([vf.SingleTurnEnv(dataset=rows, rubric=both) for _ in range(2)])
+
+    mixed = member("verifiers", made_module("made_sharing", load_environment=load_environment))
+    async with contextlib.AsyncExitStack() as stack:
+        environment = mixed.make()
+        environment.shared = await stack.enter_async_context(mixed.share({}))
+        _, (end,) = await play(environment, mixed.make_tasks("train", 1, 0)[0], [Action("4", ())])
+    assert [error.method for error in end.errors] == ["judged"]
+    assert end.reward == 0.75
+    assert sorted(value for name, value in end.metrics.items() if "worth" in name) == [0.25, 0.5]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from asyncrl.core.errors import EnvironmentBroken, RecipeError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
 from asyncrl.envs.rewards import CodeTests
-from asyncrl.envs.rewards.code_tests import RUNS_AT_ONCE
+from asyncrl.envs.rewards.code_tests import RUNS_AT_ONCE, _is_alike
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import Finished
 from asyncrl.envs.sandbox.sandbox import Sandbox
@@ -118,7 +118,8 @@ async def test_a_huge_result_holds_nobody_up(sandbox: Sandbox):
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_tests_that_cannot_be_read_break_the_task(sandbox: Sandbox):
+async def test_tests_that_cannot_be_read_break_the_task(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("asyncrl.envs.rewards.code_test_shapes.MOST_BYTES", 2**20)
     for tests, problem in (
         ([], "holds no test"),
         (["add(1, 2) == 3"], "cannot be read as tests"),
@@ -127,6 +128,9 @@ async def test_tests_that_cannot_be_read_break_the_task(sandbox: Sandbox):
         (3, "'int' object is not iterable"),
         ("assert add(1, 2) == 3", "the text is no JSON"),
         (private(os.getcwd), "the text is no JSON"),  # nothing but text is unpickled
+        *((packed(pickled), "the text is no JSON") for pickled in BROKEN_PICKLES),
+        (packed(b"x" * (2**20 + 1)), "it unpacks to more than 1 MiB"),
+        ("[" * 100_000, "recursion"),
         ("9" * 5000, "Exceeds the limit"),
         ({"inputs": ["1"], "outputs": []}, "it has 1 inputs and 0 outputs"),
         ({"inputs": [[1]], "outputs": [1], "fn_name": "f(1) or g"}, r"'f\(1\) or g' is no name of a function"),
@@ -136,12 +140,27 @@ async def test_tests_that_cannot_be_read_break_the_task(sandbox: Sandbox):
     ):
         with pytest.raises(EnvironmentBroken, match=f"task 't': .*{problem}"):
             await CodeTests(sandbox)(task(tests), "pass")
+    unnamed = Task(id=TaskId("t"), prompt="?", data={"tests": TOTALS, "metadata": {"func_name": 5}})
+    with pytest.raises(EnvironmentBroken, match="does not name as `func_name`"):
+        await CodeTests(sandbox)(unnamed, "pass")
+
+
+BROKEN_PICKLES = (
+    b"\x80\x04\x8c\x01x}b.",  # gives a text a state
+    b"\x80\x04\x8c\x01xK\x01a.",  # appends to a text
+    b"\x80\x04\x8c\x01x(K\x01\x90.",  # adds to a text as to a set
+    b"\x80\x04\x8e" + b"\xff" * 7 + b"\x7f.",  # has more bytes than there are
+    pickle.dumps("[" * 100_000),
+)
 
 
 def private(value: object) -> str:
     """``private_test_cases`` of LiveCodeBench."""
-    packed = pickle.dumps(value if not isinstance(value, list) else json.dumps(value))
-    return base64.b64encode(zlib.compress(packed)).decode()
+    return packed(pickle.dumps(value if not isinstance(value, list) else json.dumps(value)))
+
+
+def packed(pickled: bytes) -> str:
+    return base64.b64encode(zlib.compress(pickled)).decode()
 
 
 SOLUTION = "class Solution:\n    def total(self, values: List[int], start: int = 0) -> int:\n        return sum(values, start)"
@@ -171,9 +190,19 @@ def input_output(**given: object) -> dict[str, object]:
             1.0,
         ),
         (input_output(inputs=[[8, 12]], outputs=[4], fn_name="gcd"), "pass", 0.0),  # what is imported for it is no answer
+        (
+            input_output(inputs=[[3, 2]], outputs=[30], fn_name="comb"),
+            "from math import *\nclass Solution:\n    def comb(self, n, k): return 10 * comb(n, k)",
+            1.0,
+        ),
+        (
+            input_output(inputs=[[5000]], outputs=[[5000]], fn_name="deep"),
+            "def deep(n): return reduce(xor, deepcopy([n ^ 1, 1])) if n < 2 else 1 + deep(n - 1)",
+            1.0,
+        ),
         (input_output(inputs=[["a"]], outputs=[[["a", 1]]], fn_name="f"), "def f(x): return [(x, 1)]", 1.0),
         (input_output(inputs=["3\n1 0 0\n", ["1", "5"]], outputs=["\n0.3333333\n", ["5.0"]]), PROGRAM, 1.0),
-        (input_output(inputs=["3\n1 0 0\n", ["1", "5"]], outputs=["0.3334", ["5"]]), PROGRAM, 0.0),
+        (input_output(inputs=["3\n1 0 0\n", ["1", "5"]], outputs=["0.3334", ["5"]]), PROGRAM, 0.5),
         (input_output(inputs=["", ""], outputs=["1 2", "1\n2"]), "print('1  2 ')", 0.5),
         ({"tests": json.dumps(MEANS)}, PROGRAM, 1.0),
         ({"tests": private(MEANS)}, PROGRAM, 1.0),
@@ -186,6 +215,32 @@ def input_output(**given: object) -> dict[str, object]:
 async def test_tests_are_read_as_data_sets_have_them(sandbox: Sandbox, data: dict[str, object], answer: str, share: float):
     reward = CodeTests(sandbox, all_or_nothing=False, limits=LIMITS)
     assert await reward(Task(id=TaskId("t"), prompt="?", data=data), answer) == share
+
+
+@pytest.mark.parametrize(
+    ("printed", "wanted", "alike"),
+    [
+        ("5.0", "5", True),
+        ("4.9999999999", "5", True),
+        ("5.1", "5", False),
+        ("1000000000000000001", "1000000000000000000", False),
+        ("1000000000000000001.0", "1000000000000000000", False),  # a float has no such digits
+        ("123456700.0", "123456789", False),  # an estimate
+        ("123456789.0000001", "123456789.0", True),
+        ("007", "7", False),
+        ("1e3", "1000", False),
+        ("nan", "1.0", False),
+        ("inf", "1.0", False),
+        ("1.5", "one", False),
+        ("1.0e9999999999999999999", "5", False),
+        ("one", "1.5", False),
+        ("1.0e9999", "5.0", False),
+        ("1.2.3", "1.2.3", True),
+        ("1.2.3", "1.2.4", False),
+    ],
+)
+def test_what_is_printed_need_not_have_the_same_last_digits(printed: str, wanted: str, alike: bool):
+    assert _is_alike(printed, wanted) == alike
 
 
 @pytest.mark.asyncio(loop_scope="module")
