@@ -13,7 +13,8 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from functools import wraps
+from functools import update_wrapper
+from types import SimpleNamespace
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -216,7 +217,6 @@ def _rubrics(rubric: Any) -> Iterator[Any]:
 def _noticed(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of a rubric of which we hear what it raises."""
 
-    @wraps(function)
     async def called(*arguments: Any, **named: Any) -> float:
         try:
             value = function(*arguments, **named)
@@ -225,8 +225,8 @@ def _noticed(function: Callable[..., Any]) -> Callable[..., Any]:
             _raised.get().append(UsersError.of(error, function))
             raise
 
-    called.__name__ = getattr(function, "__name__", repr(function))  # its metric's, which the library takes from there
-    return called
+    unnamed: Any = SimpleNamespace(__name__=repr(function))  # such as a partial one: the library names its metric by that
+    return update_wrapper(update_wrapper(called, unnamed), function)
 
 
 class _Taskset:
