@@ -70,7 +70,7 @@ async def _median_ms(call: Callable[[], Awaitable[object]], times: int) -> float
 @asynccontextmanager
 async def _server(token: str) -> AsyncIterator[str]:
     """Serve the calculator in a process of its own, and return its URL."""
-    command = (sys.executable, "-m", "asyncrl.cli.main", "env", "serve", "calculator", "--port", "0")
+    command = (sys.executable, "-P", "-m", "asyncrl.cli.main", "env", "serve", "calculator", "--port", "0")
     process = await asyncio.create_subprocess_exec(
         *command,
         "--token-variable",

@@ -1,6 +1,7 @@
 """Writes how a function is called, as a model reads it after a wrong call, e.g. ``look_up(word: str, limit: int = 5)``."""
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from inspect import Parameter
 from typing import Any
@@ -79,20 +80,20 @@ def _text(kind: types.Type, depth: int) -> str:
             return _NAMES.get(type(kind), type(kind).__name__)
 
 
-def _one_of(values: Iterable[object]) -> str:
+def _one_of(values: Iterable[object], written: Callable[[object], str] = repr) -> str:
     several = list(values)
-    shown = " | ".join(repr(each) for each in several[:_VALUES])
+    shown = " | ".join(map(written, several[:_VALUES]))
     return f"{shown} | ... ({len(several)} values)" if len(several) > _VALUES else shown
 
 
 def text_of_schema(schema: object, depth: int = 0) -> str:
-    """Write the values that a JSON schema lets through, as ``'asc' | 'desc'`` or ``integer or null``."""
+    """Write the values that a JSON schema lets through, as ``"asc" | "desc"`` or ``integer or null``."""
     if not isinstance(schema, dict) or depth == _DEEPEST:
         return "any"
     if "const" in schema:
-        return repr(schema["const"])
+        return json.dumps(schema["const"])
     if isinstance(values := schema.get("enum"), list):
-        return _one_of(values)
+        return _one_of(values, json.dumps)
     kinds = schema.get("type")
     if isinstance(alternatives := schema.get("anyOf") or schema.get("oneOf"), list):
         kinds = dict.fromkeys(text_of_schema(each, depth + 1) for each in alternatives)

@@ -128,9 +128,10 @@ def test_an_enum_of_many_values_is_cut():
         ({"type": "string"}, "string"),
         ({"type": ["integer", "null"]}, "integer or null"),
         ({"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None}, "integer or null"),  # Optional[int] of pydantic
-        ({"enum": ["asc", "desc"], "type": "string"}, "'asc' | 'desc'"),
-        ({"anyOf": [{"enum": ["asc", "desc"]}, {"type": "null"}]}, "'asc' | 'desc' or null"),
-        ({"const": "rows"}, "'rows'"),
+        ({"enum": ["asc", "desc"], "type": "string"}, '"asc" | "desc"'),
+        ({"enum": ["asc", None, True]}, '"asc" | null | true'),  # as the model has to write them
+        ({"anyOf": [{"enum": ["asc", "desc"]}, {"type": "null"}]}, '"asc" | "desc" or null'),
+        ({"const": "rows"}, '"rows"'),
         ({"$ref": "#/$defs/Point"}, "Point"),
         ({"anyOf": [{"$ref": "#/$defs/Point"}, {"type": "null"}]}, "Point or null"),
         ({"anyOf": [{"anyOf": [{"anyOf": []}]}]}, "any"),

@@ -216,7 +216,7 @@ def _gaps(folder: Path, dtype: str, version: int, prompts: list[list[int]], comp
 def _quickstart(steps: int, seconds: float) -> RunOutcome:
     """Run the quickstart for a few training steps in a folder of its own."""
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-gpu-run-") as folder:
-        command = [sys.executable, "-m", "asyncrl.cli.main", "launch", "quickstart", f"steps={steps}", f"run_dir={folder}"]
+        command = [sys.executable, "-P", "-m", "asyncrl.cli.main", "launch", "quickstart", f"steps={steps}", f"run_dir={folder}"]
         command += ["tasks.evaluation=8", "batch.groups_per_step=4", "batch.group_size=4", "learner.warmup_steps=0"]
         began = time.perf_counter()
         try:

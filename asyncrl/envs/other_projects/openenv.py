@@ -76,10 +76,8 @@ class OpenEnv(Seeded):
             await self._client.connect()
             tools = await self._listed() if self._calls_tools else (ToolSpec(ACT, _ACT, schema),)
             begun = await self._client.reset(seed=task.data.get("seed"))
-        except (
-            RuntimeError,
-            ConnectionClosedOK,
-        ) as error:  # such as for want of room, which is for one session unless made larger
+        except (RuntimeError, ConnectionClosedOK) as error:
+            # Such as for want of room, which is for one session unless it is made larger.
             remedy = "give it room for as many sessions as there are episodes at once (max_concurrent_envs)"
             raise EnvironmentBroken(f"the OpenEnv server {self._url} begins no episode: {error}; {remedy}") from error
         except (*_NO_ANSWER, OSError, WebSocketException) as error:
