@@ -1,14 +1,18 @@
 """Awaits calls of Ray actors, each with a deadline; turns their errors and deaths into ones that a user understands."""
 
+import re
 from typing import TypeVar
 
 import ray
 from ray.exceptions import (
+    ActorPlacementGroupRemoved,
     ActorUnavailableError,
     ActorUnschedulableError,
     GetTimeoutError,
+    LocalRayletDiedError,
     NodeDiedError,
     ObjectLostError,
+    OutOfMemoryError,
     RayActorError,
     RayError,
     RayTaskError,
@@ -21,12 +25,10 @@ from asyncrl.core.files.file_errors import explained
 
 T = TypeVar("T")
 
-RAISED_BY_RAY = (
-    *(RayTaskError, RayActorError, RuntimeEnvSetupError),
-    *(ActorUnschedulableError, NodeDiedError, ObjectLostError),
-)
-"""What Ray raises instead of an answer; the last three when a node is lost while an actor is placed on it, or an answer is on its
-way."""
+_NODE_GONE = (ActorUnschedulableError, ActorPlacementGroupRemoved, NodeDiedError, ObjectLostError, LocalRayletDiedError)
+"""What Ray raises when a node is lost while an actor is placed on it, or an answer is on its way."""
+_MEMORY_IN_USE = re.compile(r"was ([\d.]+ ?GB)(?: used)? / ([\d.]+ ?GB)")
+_MEMORY_USER = re.compile(r"^\d+[\t ]+([\d.]+)[\t ]+(\S.*)$", re.MULTILINE)
 ANSWER_DEADLINE_S = 60.0
 """The deadline of a call that needs no work, in seconds."""
 
@@ -88,7 +90,7 @@ def ask_blocking(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float
         return ray.get(answer, timeout=seconds)
     except GetTimeoutError as error:
         raise DeadlineExceeded(by, of, seconds, remedy) from error
-    except RAISED_BY_RAY as error:
+    except RayError as error:
         problem = translated(error, of)
         raise (ComponentFailed(f"{problem}; {remedy}") if isinstance(problem, ProcessDied) else problem) from error
 
@@ -97,7 +99,7 @@ async def watch(answer: "ray.ObjectRef[T]", *, of: str) -> T:
     """Await an answer without a deadline: the call may last as long as the run. Raises what else :func:`ask` raises."""
     try:
         return await answer
-    except RAISED_BY_RAY as error:
+    except RayError as error:
         raise translated(error, of) from error
 
 
@@ -114,9 +116,22 @@ def translated(error: RayError, of: str) -> AsyncRLError:
         return ComponentFailed(f"{of}: Ray cannot bring the current folder to its node ({lines[-1]}); {remedy}")
     if isinstance(error, ActorUnavailableError):
         return ProcessUnreachable(f"{of}: its process cannot be reached ({lines[0]})")
+    if isinstance(error, OutOfMemoryError):
+        remedy = "end other programs there, or lower generators.max_running or the number of engines"
+        return ProcessDied(f"{of}: Ray ended its process, since its node has no memory left{_memory(str(error))}; {remedy}")
     if with_node := [line.strip() for line in lines if isinstance(error, RayActorError) and "its node has died" in line]:
         return NodeLost(f"{of}: its node is gone ({with_node[0]})")
     if isinstance(error, RayActorError):
         # If the actor's constructor raised, Ray puts that error last, after the traceback.
         return ProcessDied(f"{of}: its process died ({lines[-1 if 'creation task' in lines[0] else 0]})")
-    return NodeLost(f"{of}: its node is gone ({lines[0]})")
+    if isinstance(error, _NODE_GONE):
+        return NodeLost(f"{of}: its node is gone ({lines[0]})")
+    return ComponentFailed(f"{of}: {type(error).__name__}: {lines[0]}")
+
+
+def _memory(message: str) -> str:
+    """What Ray says of its node's memory: how much is used, and by which processes most."""
+    used = _MEMORY_IN_USE.search(message)
+    users = [f"{gb} GB by `{command.strip()}`" for gb, command in _MEMORY_USER.findall(message)[:3]]
+    said = [*([f"{used[1]} of {used[2]} used"] if used else []), *([f"most: {', '.join(users)}"] if users else [])]
+    return f" ({'; '.join(said)})" if said else ""
