@@ -25,8 +25,8 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.learners.step_report import StepReport
 from asyncrl.run.buffer.buffer_actor import RemoteBuffer
 from asyncrl.run.buffer.client import BufferClient
-from asyncrl.run.dead_rank import explained
 from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.host.probable_cause import explained
 from asyncrl.run.host.ray_calls import ANSWER_DEADLINE_S, ask, ask_buffer, this_node, watch
 from asyncrl.run.judge_processes import Judges
 from asyncrl.run.learner_actor import RemoteLearner

@@ -23,6 +23,7 @@ from asyncrl.generators.evaluation import Evaluated, HeldOutTask
 from asyncrl.generators.vllm.engine_node import EngineNode
 from asyncrl.generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics
 from asyncrl.run.folder.run_folder import RunFolder
+from asyncrl.run.host.probable_cause import explained
 from asyncrl.run.host.ray_calls import ANSWER_DEADLINE_S, ask, watch
 from asyncrl.run.judge_processes import NO_JUDGES, Judges
 from asyncrl.run.nodes.model_folder import ModelFolder
@@ -87,7 +88,7 @@ class GeneratorHandle:
             await starting
         except ComponentFailed as error:
             if not self._followers or isinstance(error, ProcessDied):
-                raise
+                raise explained(error, self._log) from error
             raise ProcessDied(f"{error}; it may be that a further node of its engine was lost") from error
 
     async def _start_follower(self, name: str, actor: Any, first: EngineNode, seconds: float, up: "asyncio.Task[None]") -> None:

@@ -5,8 +5,7 @@ from model_folders import qwen3_folder
 from msgspec.structs import replace
 
 from asyncrl.bench.gpu.settings import QWEN3_06B, QWEN3_4B, QWEN3_17B
-from asyncrl.core.errors import ProcessDied, RecipeError
-from asyncrl.run.dead_rank import explained, probable_cause
+from asyncrl.core.errors import RecipeError
 from asyncrl.run.dry_run.plan import _remarks_on_gpus, make_plan, place_on
 from asyncrl.run.host.gpus import parse
 from asyncrl.run.models.model_shape import read_shape
@@ -149,28 +148,3 @@ def test_what_the_plan_says_of_gpus():
     assert any("torch's CPU build is installed" in remark for remark in idle)
     full = make_plan(compose_for(ONE, "quickstart", [])[0], replace(ONE, gpu_memory=10 << 20)).remarks
     assert any("a learner rank needs about" in remark and "for the engine beside it" in remark for remark in full)
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)", "did not finish in time"),
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20 GiB", "out of GPU memory"),
-        ("Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000", "two ranks on one GPU"),
-        ("RuntimeError: CUDA error: an illegal memory access was encountered", "a kernel failed"),
-    ],
-)
-def test_what_a_dead_rank_died_of_is_told(tmp_path, line, told):
-    log = tmp_path / "learner-0.log"
-    log.write_text("x" * 1000 + f"\n{line}\nterminate called\n")
-    assert told in probable_cause(log)
-    death = explained(ProcessDied("learner rank 0: its process died (signal 6)"), log)
-    assert str(death).startswith("learner rank 0: its process died (signal 6): probably ")
-    assert str(log) in str(death)
-
-
-def test_nothing_is_guessed_of_a_rank_whose_log_tells_nothing(tmp_path):
-    death = ProcessDied("gone")
-    assert explained(death, tmp_path / "missing.log") is death
-    (tmp_path / "plain.log").write_text("INFO trained version 3\n")
-    assert explained(death, tmp_path / "plain.log") is death

@@ -1,17 +1,21 @@
-"""Says what a learner rank that died probably died of, by the last lines of its log.
+"""Says what a process that died or did not start probably died of, by its log.
 
 NCCL ends a process whose collective is late instead of raising an error, and so do CUDA and the system's memory guard: the driver
-only sees that the process is gone.
+only sees that the process is gone. vLLM writes what its engine did not start of into the log alone.
 """
 
 import re
 from pathlib import Path
 from typing import NamedTuple
 
-from asyncrl.core.errors import ProcessDied
+from asyncrl.core.errors import ComponentFailed, ProcessDied
 
 READ_BYTES = 256 << 10
 """How much of the log's end is read."""
+_OF_ENGINE = re.compile(
+    r"^\((?:EngineCore|Worker)[^)]*\) ERROR [^\]]*\] ([A-Za-z_.]*(?:Error|Exception|Exit): .*\S)", re.MULTILINE
+)
+"""How the processes of vLLM's engine end the traceback of what they did not start of."""
 
 
 class _Sign(NamedTuple):
@@ -24,6 +28,10 @@ _SIGNS = (
         re.compile(r"CUDA out of memory|torch\.OutOfMemoryError|CUDA error: out of memory"),
         "it ran out of GPU memory; lower learner.micro_batch_tokens, set learner.recompute=full, or lower "
         "generators.gpu_memory_share if an engine shares the GPU",
+    ),
+    _Sign(
+        re.compile(r"Resource temporarily unavailable|can't start new thread|Thread creation failed"),
+        "it may begin no further process or thread; raise their limit (pids limit of its container or service; ulimit -u)",
     ),
     _Sign(
         re.compile(r"Duplicate GPU detected"),
@@ -43,13 +51,16 @@ _SIGNS = (
         "NCCL failed; set NCCL_DEBUG=INFO and run again, and see `asyncrl doctor`",
     ),
 )
-"""Signs that the log of a dead rank may hold. What kills a rank by itself comes before what follows from another's end."""
+"""Signs that a log may hold. What kills a process by itself comes before what follows from another's end."""
 
 
-def explained(death: ProcessDied, log: Path) -> ProcessDied:
-    """Return the error with what the rank probably died of, as far as its log says."""
+def explained(failure: ComponentFailed, log: Path) -> ComponentFailed:
+    """Return the error with what its process probably died or did not start of, as far as its log says."""
     cause = probable_cause(log)
-    return ProcessDied(f"{death}: probably {cause} (see {log})") if cause else death
+    if not cause:
+        return failure
+    kind = ProcessDied if isinstance(failure, ProcessDied) else ComponentFailed
+    return kind(f"{str(failure).removesuffix('; see its log')}: probably {cause} (see {log})")
 
 
 def probable_cause(log: Path) -> str:
@@ -60,4 +71,7 @@ def probable_cause(log: Path) -> str:
             last_lines = file.read().decode(errors="replace")
     except OSError:
         return ""
-    return next((sign.meaning for sign in _SIGNS if sign.pattern.search(last_lines)), "")
+    if known := next((sign.meaning for sign in _SIGNS if sign.pattern.search(last_lines)), ""):
+        return known
+    first = _OF_ENGINE.search(last_lines)  # later ones follow from it
+    return first[1] if first else ""
