@@ -113,9 +113,9 @@ def prepare(request: EvaluationRequest) -> tuple[EvaluationPlan, EvaluationFolde
     """
     from asyncrl.run.evaluation.folder import EvaluationFolder
     from asyncrl.run.evaluation.plan import plan_evaluation
-    from asyncrl.run.host.open_files import check_open_files
+    from asyncrl.run.host.system_limits import check_limits
 
-    check_open_files()
+    check_limits()
     plan = plan_evaluation(request, say)
     return plan, EvaluationFolder.create(plan.recipe)
 
@@ -124,7 +124,7 @@ def evaluate_to_end(plan: EvaluationPlan, folder: EvaluationFolder, console: Con
     """Evaluate under the live view and show the scores."""
     from asyncrl.run.evaluation.evaluate import evaluate
     from asyncrl.run.evaluation.view import evaluation_view
-    from asyncrl.run.host.open_files import allow_open_files
+    from asyncrl.run.host.system_limits import allow_open_files
     from asyncrl.run.views.live_view import LiveView
 
     allow_open_files()

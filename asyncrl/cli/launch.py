@@ -227,7 +227,7 @@ def accept(recipe: str | None, overrides: Sequence[str], resume: Path | None) ->
     from asyncrl.run.dry_run.plan import make_plan
     from asyncrl.run.folder.run_folder import RunFolder
     from asyncrl.run.host.notification import check_notification
-    from asyncrl.run.host.open_files import check_open_files
+    from asyncrl.run.host.system_limits import check_limits
     from asyncrl.run.nodes.machine import Machine
 
     # Only Hydra and the environment's own module are imported here; Ray and the engines wait until the recipe is accepted.
@@ -236,7 +236,7 @@ def accept(recipe: str | None, overrides: Sequence[str], resume: Path | None) ->
     from asyncrl.run.storage.fetched_run import settle
     from asyncrl.run.storage.upload_places import check_not_elsewhere
 
-    check_open_files()
+    check_limits()
     found = RunFolder.find(resume) if resume else None
     if found is not None:
         check_changes(overrides)
@@ -256,7 +256,7 @@ def accept(recipe: str | None, overrides: Sequence[str], resume: Path | None) ->
 
 def start(accepted: Accepted, folder: RunFolder, console: Console, *, quiet: bool = False) -> ExitCode:
     """Run to the end, and show what was chosen before and how it ended after; if ``quiet``, only warnings and one line."""
-    from asyncrl.run.host.open_files import allow_open_files
+    from asyncrl.run.host.system_limits import allow_open_files
 
     allow_open_files()
     plan, reached = accepted.plan, accepted.reached

@@ -1,6 +1,5 @@
 """Finds a run of the same recipe on the same machine, and says what it lets expect: one line of a dry run."""
 
-import os
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ import msgspec
 
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.measures.units import percent
+from asyncrl.core.process.control_groups import usable_cores
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.storage.address import local_run_dir
 from asyncrl.planning.prediction import MEDIAN_ERROR, predict
@@ -51,7 +51,7 @@ def alike(recipe: Recipe) -> Iterator[tuple[Path, Basis]]:
     for file in runs[:LOOKED_AT]:
         try:
             newest = read(file)[-1]
-            if newest.cores != len(os.sched_getaffinity(0)) or (newest.device == "cpu") != (usable() == 0):
+            if newest.cores != usable_cores() or (newest.device == "cpu") != (usable() == 0):
                 continue
             basis = fit_run(RunFolder.find(file.parent).path)
         except (AsyncRLError, OSError):

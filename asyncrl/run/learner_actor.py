@@ -5,7 +5,6 @@ The driver imports this too, to make the actors, and needs nothing that takes se
 
 import gc
 import logging
-import os
 import socket
 import time
 from collections.abc import Collection
@@ -22,6 +21,7 @@ from asyncrl.core.files.memory_files import memory_file_system
 from asyncrl.core.files.memory_owners import MemoryOwner
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.measures.time_split import LearnerTime
+from asyncrl.core.process.control_groups import usable_cores
 from asyncrl.core.process.long_import import long_import
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
@@ -114,7 +114,7 @@ class LearnerActor:
             meeting=meeting,
             listening=None if self._listening is None else self._listening.detach(),
             # On a laptop the engines share these cores, and threads that wait for each other cost more than they gain.
-            threads=max(1, len(os.sched_getaffinity(0)) // self._sharing),
+            threads=max(1, usable_cores() // self._sharing),
         )
         self._is_reporter = rank.is_reporter
         with self._model.loading() as model_path:

@@ -1,7 +1,6 @@
 """Passes what a run measures to the live view, to MLflow and to the totals of the summary."""
 
 import logging
-import os
 import statistics
 import time
 from collections import deque
@@ -16,6 +15,7 @@ from asyncrl.core.ids import PolicyVersion, TaskId
 from asyncrl.core.measures.metrics import Reading, combine
 from asyncrl.core.measures.pacing import Pacing
 from asyncrl.core.measures.time_split import TimeSplit
+from asyncrl.core.process.control_groups import usable_cores
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.section import AUTO
 from asyncrl.core.recipe.tune import DEPTH
@@ -45,7 +45,7 @@ from asyncrl.run.measures.step_readings import MeasuredStep, Moment, TrainedStep
 from asyncrl.run.measures.summary import PlayedEvaluation
 from asyncrl.run.measures.totals import Totals
 from asyncrl.run.measures.warnings import RunWarning, StepSigns, WarningSigns
-from asyncrl.run.nodes.machine import busy_cores
+from asyncrl.run.nodes.machine import BusyCores
 from asyncrl.run.pool.generator_pool import GeneratorPool
 from asyncrl.run.tiny.lessons import untaught
 from asyncrl.run.tracking.tracker import Tracker
@@ -89,6 +89,7 @@ class Recorder:
         self._pool, self._buffer, self._tracker, self._view, self._totals = generators, buffer, tracker, view, totals
         self._recipe, self._clock = recipe, clock
         self._last: Moment
+        self._busy_cores: BusyCores
         self._began, self._steps_here = 0.0, 0
         self._skipped_since: set[PolicyVersion] = set()
         self._times: deque[TimeSplit] = deque(maxlen=BOTTLENECK_STEPS)
@@ -101,7 +102,7 @@ class Recorder:
 
     async def begin(self) -> None:
         """Start measuring."""
-        busy_cores()  # the first call begins the measurement
+        self._busy_cores = BusyCores()
         self._last = await self._moment()
         self._began, buffer = self._last.at, self._last.buffer
         self._published_before = buffer.version
@@ -117,7 +118,11 @@ class Recorder:
         """Record one training step, and return what is said of it."""
         before, now = self._last, await self._moment()
         self._last = now
-        measured, batch, readings = MeasuredStep.between(before, now, done, busy_cores()), done.batch, done.readings
+        measured, batch, readings = (
+            MeasuredStep.between(before, now, done, self._busy_cores.since_last()),
+            done.batch,
+            done.readings,
+        )
         finished = measured.finished
         # A step that is done again after a resume waits for nothing, and near the run's end no more tickets are issued.
         usual = self._published_before < step < self._recipe.steps - now.buffer.depth
@@ -304,7 +309,7 @@ def _measure(step: int, measured: MeasuredStep, values: Mapping[str, float], dev
         complete=measured.complete,
         depth=measured.now.buffer.depth,
         engines=len(measured.now.generators),
-        cores=len(os.sched_getaffinity(0)),
+        cores=usable_cores(),
         device=device,
     )
 

@@ -3,10 +3,10 @@
 Nothing here needs torch. Ranks check again what they load.
 """
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from asyncrl.core.process.control_groups import usable_cores
 from asyncrl.learners.checkpointing.checkpoint_manifest import Manifest
 from asyncrl.learners.checkpointing.checkpoint_names import check_names
 
@@ -20,7 +20,7 @@ def check_checkpoint(folder: Path) -> None:
     """
     manifest = Manifest.read(folder)
     manifest.require_name(folder)
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "checking a checkpoint") as threads:  # checksums leave Python's lock
+    with ThreadPoolExecutor(usable_cores(), "checking a checkpoint") as threads:  # checksums leave Python's lock
         for checked in [threads.submit(manifest.check, folder, [file]) for file in manifest.files]:
             checked.result()
     check_names(folder, {file.name for file in manifest.files})

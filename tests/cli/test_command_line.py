@@ -15,8 +15,8 @@ from asyncrl.cli.main import command_line, main
 from asyncrl.cli.outcome import ExitCode, run_to_end
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.run.folder.run_folder import RunFolder
-from asyncrl.run.host.open_files import allow_open_files
 from asyncrl.run.host.signals import interrupting
+from asyncrl.run.host.system_limits import allow_open_files
 from asyncrl.run.measures.summary import Status, Summary
 from asyncrl.run.recipe.compose import compose
 

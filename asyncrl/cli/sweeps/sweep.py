@@ -164,7 +164,7 @@ def run_missing(folder: SweepFolder, parallel: int, console: Console, begun: Cal
     """
     import asyncio
 
-    from asyncrl.run.host.open_files import allow_open_files
+    from asyncrl.run.host.system_limits import allow_open_files
     from asyncrl.run.tracking.tracker import TrackingFailed
     from asyncrl.run.views.end_view import near, place
     from asyncrl.sweeps.parent_run import TrackedSweep

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.errors import EnvironmentBroken
+from asyncrl.core.process.control_groups import usable_cores
 from asyncrl.core.text import describe_error
 from asyncrl.envs.hosting.guarded_calls import Overdue
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
@@ -50,7 +51,7 @@ class ToolProcesses:
 
     def __init__(self, worker: str, most: int | None = None) -> None:
         self._worker = worker
-        self._room = asyncio.Semaphore(most or min(MOST, os.cpu_count() or 1))
+        self._room = asyncio.Semaphore(most or min(MOST, usable_cores()))
         self._idle: list[_Process] = []
         self._all: set[_Process] = set()
         self._closed = False

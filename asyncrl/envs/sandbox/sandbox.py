@@ -18,6 +18,7 @@ from types import TracebackType
 import msgspec
 
 from asyncrl.core.errors import EnvironmentBroken, RecipeError
+from asyncrl.core.process.control_groups import usable_cores
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.envs.hosting.workspaces import Workspaces, remove_after_episode
 from asyncrl.envs.sandbox.limits import Limits
@@ -52,7 +53,7 @@ LONGEST_ARGUMENT = 100_000
 """Bytes of one argument; Linux takes 128 KiB."""
 ROOM_WITHIN_S = 120.0
 """Seconds that a run may wait for others before it."""
-_RUNS_AT_ONCE = 4 * (os.cpu_count() or 1)
+_RUNS_AT_ONCE = 4 * usable_cores()
 _NO_CONFINEMENT = (
     "sandbox: none: commands of the model run with your rights, your files and your network; "
     "choose `auto` unless this machine holds nothing of value"

@@ -24,6 +24,7 @@ def examine(run_dir: Path, looked_at: ModelConfig | None) -> Iterator[Finding]:
             ("GPU", device.check_devices),
             ("shared memory", system.check_shared_memory),
             ("file descriptors", system.check_descriptors),
+            ("processes", system.check_processes),
             ("ports", system.check_ports),
             ("clock", system.check_clock),
             ("folders", lambda: system.check_folders(run_dir)),

@@ -13,14 +13,17 @@ from pathlib import Path
 from asyncrl.core.files.cache_folder import CACHE_VARIABLE, cache_folder
 from asyncrl.core.files.memory_files import memory_file_system
 from asyncrl.core.measures.units import memory
+from asyncrl.core.process.control_groups import processes_left
 from asyncrl.envs.hosting.workspaces import default_root
 from asyncrl.run.doctor.finding import Finding, fine, note, problem
-from asyncrl.run.host.open_files import allowed
+from asyncrl.run.host.system_limits import allowed
 
 SHARED_MEMORY_BYTES = 1 << 30
 """Ray's object store, and two versions of a small model's weights, need about this much."""
 DESCRIPTORS = 4096
 """Ray and hundreds of episodes with their connections need about this many."""
+PROCESSES = 1024
+"""Ray, engines and tools have several hundred processes and threads, more with more cores."""
 CONNECT_S = 5.0
 SKEW_S = 2.0
 
@@ -57,6 +60,19 @@ def check_descriptors() -> Iterator[Finding]:
         yield problem("file descriptors", found, f"ulimit -n {DESCRIPTORS} before launching; as root, or in limits.conf")
     else:
         yield fine("file descriptors", found)
+
+
+def check_processes() -> Iterator[Finding]:
+    """How many processes and threads may begin."""
+    left = processes_left()
+    if left is not None and left < PROCESSES:
+        yield problem(
+            "processes",
+            f"{left} more processes and threads may begin",
+            "raise the limit of the container or service (pids.max) or of the user (ulimit -u)",
+        )
+    else:
+        yield fine("processes", "no limit" if left is None else f"{left:,} more processes and threads may begin")
 
 
 def check_ports() -> Iterator[Finding]:

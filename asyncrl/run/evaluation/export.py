@@ -3,12 +3,12 @@
 It works on the CPU, so that the GPUs are free for engines, and prints nothing.
 """
 
-import os
 import sys
 from pathlib import Path
 
 import msgspec
 
+from asyncrl.core.process.control_groups import usable_cores
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.host.helper_process import explaining, run_helper
 
@@ -47,7 +47,7 @@ def main(request: Request) -> None:
     from asyncrl.learners.megatron.state.export import export_checkpoint
 
     checkpoint, model_path, folder = Path(request.checkpoint), Path(request.model_path), Path(request.folder)
-    export_checkpoint(checkpoint, request.recipe, model_path, folder, threads=len(os.sched_getaffinity(0)))
+    export_checkpoint(checkpoint, request.recipe, model_path, folder, threads=usable_cores())
 
 
 if __name__ == "__main__":

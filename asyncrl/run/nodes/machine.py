@@ -1,11 +1,13 @@
 """Finds out what the machine, or the cluster, has that a run depends on."""
 
 import os
+import time
 
 import msgspec
 import psutil
 
 from asyncrl.core.errors import ComponentFailed, RecipeError
+from asyncrl.core.process.control_groups import cores_of_group, memory_of_group, usable_cores, used_processor_time
 from asyncrl.core.process.processor import instructions
 from asyncrl.run.host import gpus
 from asyncrl.run.nodes.cluster_nodes import Nodes, look_up_nodes
@@ -21,8 +23,8 @@ class Machine(msgspec.Struct, frozen=True):
     """What one machine has.
 
     Attributes:
-        memory, free: memory in all, and free now, in bytes.
-        cores: processor cores that this process may use.
+        memory, free: memory in all, and free now, in bytes, as far as its control groups allow.
+        cores: processor cores that this process may keep busy.
         gpus: number of NVIDIA GPUs that this process may use and the installed packages can use.
         bfloat16: whether the processor has instructions for bfloat16; without them vLLM computes it several times slower than
             float32.
@@ -78,13 +80,13 @@ class Machine(msgspec.Struct, frozen=True):
     @classmethod
     def here(cls) -> "Machine":
         """This machine."""
-        found = psutil.virtual_memory()
+        found, group = psutil.virtual_memory(), memory_of_group()
         usable, visible = gpus.usable(), gpus.count_visible()
         smallest = min(gpus.describe_visible(), key=lambda gpu: gpu.memory, default=None) if usable else None
         return cls(
-            memory=found.total,
-            free=found.available,
-            cores=len(os.sched_getaffinity(0)),
+            memory=min(found.total, group.limit) if group else found.total,
+            free=min(found.available, max(0, group.limit - group.used)) if group else found.available,
+            cores=usable_cores(),
             gpus=usable,
             bfloat16=not BFLOAT16_INSTRUCTIONS.isdisjoint(instructions()),
             gpu_memory=smallest.memory if smallest else 0,
@@ -93,8 +95,20 @@ class Machine(msgspec.Struct, frozen=True):
         )
 
 
-def busy_cores() -> float:
-    """Share of this process's cores that were busy with anything since the last call; 0 the first time."""
-    busy = psutil.cpu_percent(percpu=True)
-    mine = [busy[core] for core in os.sched_getaffinity(0) if core < len(busy)]
-    return sum(mine) / len(mine) / 100 if mine else 0.0
+class BusyCores:
+    """Measures which share of the cores that this process may keep busy was busy, from now on."""
+
+    def __init__(self) -> None:
+        self._then, self._used = time.monotonic(), used_processor_time()
+        psutil.cpu_percent(percpu=True)  # the first call begins the measurement
+
+    def since_last(self) -> float:
+        """The share since the last call. Where control groups allow less time, it is a share of that, used by their processes."""
+        now, used, allowed = time.monotonic(), used_processor_time(), cores_of_group()
+        then, before, self._then, self._used = self._then, self._used, now, used
+        busy = psutil.cpu_percent(percpu=True)
+        bound = os.sched_getaffinity(0)
+        mine = [busy[core] for core in bound if core < len(busy)]
+        if allowed is not None and allowed < len(bound) and used is not None and before is not None:
+            return min(1.0, (used - before) / allowed / max(now - then, 1e-3))
+        return sum(mine) / len(mine) / 100 if mine else 0.0

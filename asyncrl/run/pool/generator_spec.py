@@ -1,11 +1,10 @@
 """Which generator of the run a process is, and what its engine is started with on each of its nodes."""
 
-import os
-
 import msgspec
 
 from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.ids import WorkerId
+from asyncrl.core.process.control_groups import usable_cores
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.generators.vllm.engine_arguments import EngineSettings
 from asyncrl.generators.vllm.engine_node import EngineNode
@@ -39,7 +38,7 @@ def engine_settings(recipe: Recipe, spec: GeneratorSpec, model_path: str, node: 
         recipe.model.max_context,
         recipe.seed + spec.number,
         adapters=AdapterSettings.of(recipe) if trains else None,
-        yields=recipe.learner.layout.ranks < len(os.sched_getaffinity(0)),
+        yields=recipe.learner.layout.ranks < usable_cores(),
         tells_experts=plays and recipe.learner.experts.replay,
         node=node,
     )

@@ -1,6 +1,5 @@
 """The reward model as a Ray actor, shared by all generators. The driver imports this too, so torch is imported by the actor."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +8,7 @@ import msgspec
 import numpy as np
 import ray
 
+from asyncrl.core.process.control_groups import usable_cores
 from asyncrl.core.process.long_import import long_import
 from asyncrl.core.recipe.reward import ModelRewardConfig
 from asyncrl.run.host.actor_process import begin_actor
@@ -47,7 +47,7 @@ class RewardModelActor:
         with self._folder.loading() as folder, self._policy.loading() as policy:
             reward = msgspec.structs.replace(self._reward, path=str(folder))
             check_vocabulary(reward, policy)
-            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // (self._sharing + 1)))
+            torch.set_num_threads(max(1, usable_cores() // (self._sharing + 1)))
             self._model = RewardModel(reward, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
     def score(self, rows: Sequence[np.ndarray]) -> list[float]:

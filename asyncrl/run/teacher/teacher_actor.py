@@ -1,6 +1,5 @@
 """One engine of a teacher as an asynchronous Ray actor, shared by all generators. What always holds: its weights never change."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import msgspec
 import numpy as np
 import ray
 
+from asyncrl.core.process.control_groups import usable_cores
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.teacher import TeacherConfig
 from asyncrl.generators.vllm.cpu.engine_process import EngineProcessServer
@@ -50,7 +50,7 @@ class TeacherActor:
                 str(folder),
                 recipe.model.max_context + 1,  # vLLM samples a token after the row
                 recipe.seed,
-                yields=recipe.learner.layout.ranks < len(os.sched_getaffinity(0)),
+                yields=recipe.learner.layout.ranks < usable_cores(),
                 published=False,
             )
             self._engine = await VllmEngine.start(

@@ -4,12 +4,12 @@ What always holds: a line is in the journal before what it says is done; no trai
 """
 
 import asyncio
-import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.file_errors import cause_and_remedy
+from asyncrl.core.process.control_groups import usable_cores
 from asyncrl.core.recipe.knobs import Setting
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.tuning.controller import Controller
@@ -66,7 +66,7 @@ class Tuner:
     ) -> None:
         assert recipe.tune is not None
         self._recipe, self._config, self._knobs, self._folder = recipe, recipe.tune, knobs, folder
-        self._machine = f"{device}, {len(os.sched_getaffinity(0))} cores"
+        self._machine = f"{device}, {usable_cores()} cores"
         self._journal, self._note, self._log, self._ask = MoveJournal(folder.tuning), note, log, ask
         self._controller: Controller
         self._asked: Setting = {}

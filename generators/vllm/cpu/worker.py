@@ -20,6 +20,7 @@ from vllm import ir
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from asyncrl.core.process.control_groups import usable_cores
 from asyncrl.generators.vllm.cpu.products import use_kernels_for_any_number_of_tokens
 from asyncrl.generators.vllm.cpu.returned_experts import ToldExperts
 from asyncrl.generators.vllm.cpu.rotation import rotate_heads_apart
@@ -52,7 +53,7 @@ def worker_config(engines: int, workers: int, *, yields: bool) -> dict[str, int 
     Args:
         yields: whether workers have a lower priority than the other processes of a run.
     """
-    share = len(os.sched_getaffinity(0)) // engines - 1
+    share = usable_cores() // engines - 1
     return {_THREADS_KEY: max(1, share // workers), _YIELDS_KEY: yields}
 
 

@@ -1,11 +1,14 @@
-"""How many files and connections a process of a run may have open: as many as the system allows, and enough to start."""
+"""How many files and connections a process of a run may have open, and how many processes it may begin: enough to start."""
 
 import resource
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.process.control_groups import processes_left
 
 LEAST = 256
 """The smallest run needs about 100 in Ray's own processes. With fewer, these die without saying why."""
+LEAST_PROCESSES = 256
+"""The smallest run on two cores has about 280 processes and threads, most of them Ray's, which waits for good without them."""
 WANTED = 65_536
 """What a process asks for; some programs take time for each descriptor that they might have."""
 
@@ -16,15 +19,20 @@ def allowed() -> int:
     return WANTED if hard == resource.RLIM_INFINITY else min(hard, WANTED)
 
 
-def check_open_files() -> None:
-    """Refuse to start where processes could not have enough files open.
+def check_limits() -> None:
+    """Refuse to start where processes could not have enough files open, or could not begin enough processes.
 
     Raises:
-        RecipeError: the system's limit is below :data:`LEAST`.
+        RecipeError: the system's limit is below :data:`LEAST` or :data:`LEAST_PROCESSES`.
     """
     if allowed() < LEAST:
         problem = f"a process may have {allowed()} files and connections open here, and those of a run need {LEAST} at least"
         raise RecipeError("", problem, "raise the limit (ulimit -n 4096; as root ulimit -Hn, or limits.conf), then launch again")
+
+    left = processes_left()
+    if left is not None and left < LEAST_PROCESSES:
+        problem = f"{left} more processes and threads may begin here, and a run has {LEAST_PROCESSES} at least"
+        raise RecipeError("", problem, "raise the limit of the container or service (pids.max) or of the user (ulimit -u)")
 
 
 def allow_open_files() -> None:
