@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from asyncrl.core.chat_prompt import read_message
@@ -93,8 +94,8 @@ class Line:
         self.tools = described_tools(body.get("tools"))
         return tuple(_later(each) for each in new[1:]) if known else tuple(map(_opening, new))
 
-    def answer(self, action: Action) -> None:
-        """Answer the open request by a turn.
+    def answer(self, action: Action) -> Action:
+        """Answer the open request by a turn, and return it as the environment sees it: its calls have ids.
 
         Raises:
             EnvironmentBroken: the turn went on behind a text at which the environment has it end.
@@ -106,8 +107,10 @@ class Line:
                 problem = f"the environment has turns end at {stop!r} (stop), and one went on behind it"
                 raise EnvironmentBroken(f"{problem}; set sampling.stop of the recipe to {json.dumps(self._stops)}")
             action = Action(said, action.calls)
+        action = Action(action.content, tuple(_with_id(call) for call in action.calls))
         if not self._open.done():
             self._open.set_result(action)
+        return action
 
     def end(self) -> None:
         """Let nobody wait for a turn any more."""
@@ -198,7 +201,7 @@ def _assistant(action: Action) -> dict[str, Any]:
     malformed = "".join(call.text for call in action.calls if isinstance(call, MalformedCall))
     calls = [
         {
-            "id": f"call_{secrets.token_hex(8)}",
+            "id": call.id,
             "type": "function",
             "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
         }
@@ -216,6 +219,10 @@ def _refuse_other_turns(body: Mapping[str, Any]) -> None:
         if body.get(name) not in (None, neutral):
             problem = f"the environment asks for {name}={short(body[name])}, which turns here do not have"
             raise EnvironmentBroken(f"{problem}; have it leave {name} out, or play it as an agent instead")
+
+
+def _with_id(call: ToolCall | MalformedCall) -> ToolCall | MalformedCall:
+    return msgspec.structs.replace(call, id=f"call_{secrets.token_hex(8)}") if isinstance(call, ToolCall) else call
 
 
 def _plain(message: Mapping[str, Any]) -> tuple[str, str]:
