@@ -42,3 +42,15 @@ VERIFIERS = (
     ),
 )
 """What is reached in verifiers 0.1.14."""
+
+OPENENV = (
+    Reach(
+        files=("asyncrl/envs/other_projects/openenv.py",),
+        names=("openenv.core.generic_client.GenericEnvClient._receive",),
+        why="read which fields of an action do not fit, and so whether it is the action that does not: the client drops them",
+        test="tests/envs/other_projects/test_others.py::"
+        "test_an_action_that_openenv_refuses_is_the_policys_and_an_exception_of_its_environment_is_not",
+        needless="the client's error has what the server says of it",
+    ),
+)
+"""What is reached in openenv-core 0.3."""

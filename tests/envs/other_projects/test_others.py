@@ -307,7 +307,7 @@ async def test_a_session_for_which_openenv_has_no_room_says_so():
 
 
 def refusing():
-    """An app of OpenEnv whose action refuses by its types and by a validator, and whose environment raises at 13."""
+    """An app of OpenEnv whose action refuses by its types and by a validator, and whose environment raises at 13 and at 14."""
     types_of = pytest.importorskip("openenv.core.env_server.types")
     interfaces = pytest.importorskip("openenv.core.env_server.interfaces")
     http_server = pytest.importorskip("openenv.core.env_server.http_server")
@@ -332,6 +332,8 @@ def refusing():
         def step(self, action, timeout_s=None, **_):
             if action.number == 13:
                 raise KeyError("no such room")
+            if action.number == 14:
+                types_of.State(step_count="many")
             return types_of.Observation(done=True, reward=1.0)
 
         @property
@@ -353,10 +355,14 @@ async def test_an_action_that_openenv_refuses_is_the_policys_and_an_exception_of
         _, (refused,) = await play(guessing.make(), task, turns(101, 7))
         with pytest.raises(EnvironmentBroken, match=rf"of the OpenEnv server {url} failed at {{'number': 13}}: .*no such room"):
             await play(guessing.make(), task, turns(13, 7))
+        with pytest.raises(EnvironmentBroken, match=rf"of the OpenEnv server {url} failed at {{'number': 14}}: "):
+            await play(guessing.make(), task, turns(14, 7))
+        _, (missing, more) = await play(guessing.make(), task, [Action("", (ToolCall("act", a),)) for a in ({}, {"far": 1})])
     assert seen == "Begin."
     assert unfit.observation.messages[0].content == "error: this is no action; its fields are number (integer)"
     assert (unfit.fault, unfit.done, right.reward) == (Fault.MALFORMED_CALL, False, 1.0)
     assert (refused.fault, refused.done, refused.reward) == (Fault.MALFORMED_CALL, True, 0.0)
+    assert [each.fault for each in (missing, more)] == [Fault.MALFORMED_CALL] * 2
     assert "the server refused the action, and the episode is over" in refused.observation.messages[0].content
 
 
