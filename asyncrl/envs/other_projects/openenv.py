@@ -43,7 +43,7 @@ _OUTCOMES = {
 """What became of a tool's call, by the type of its error; any other is the call's own."""
 
 
-class _Client(GenericEnvClient):
+class _Client(GenericEnvClient):  # type: ignore[misc]
     """The client of a session, which keeps where an action does not fit. The library's own drops what the server says of it."""
 
     misfits: tuple[str, ...] = ()
