@@ -1,8 +1,7 @@
 """Gloo in place of NCCL: what broadcasts do between processes on a machine without GPUs."""
 
-import tempfile
 from datetime import timedelta
-from pathlib import Path
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -14,17 +13,21 @@ MOST_S = 60.0
 
 
 class Gloo(Collective):
-    """Groups whose members meet in a file; see :class:`Collective`."""
+    """Groups whose members meet in the process that makes their token, and leave no file behind; see :class:`Collective`."""
+
+    _meetings: ClassVar[list[dist.TCPStore]] = []
 
     def token(self) -> bytes:
-        return str(Path(tempfile.mkdtemp(prefix="asyncrl-gloo-")) / "meeting").encode()
+        self._meetings.append(dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+        return str(self._meetings[-1].port).encode()
 
     def join(self, token: bytes, member: int, members: int, device: torch.device) -> Group:
         assert device.type == "cpu"
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._timeout = timedelta(seconds=MOST_S)
-        return _GlooGroup(dist.ProcessGroupGloo(dist.FileStore(token.decode(), members), member, members, options))
+        meeting = dist.TCPStore("127.0.0.1", int(token), members, is_master=False, timeout=options._timeout)
+        return _GlooGroup(dist.ProcessGroupGloo(meeting, member, members, options))
 
 
 class _GlooGroup(Group):

@@ -341,6 +341,11 @@ WRONG_RESULTS = {
     "{datetime.date(2026, 8, 1): 'a', '2026-08-01': 'b'}": "which are one in JSON",
     "{datetime.datetime(2026, 8, 1): 'a', '2026-08-01T00:00:00': 'b'}": "which are one in JSON",
     "{decimal.Decimal('1.10'): 'a', '1.10': 'b'}": "which are one in JSON",
+    "{Colour.RED: 'a', 'red': 'b'}": "returned a dictionary with the keys <Colour.RED: 'red'> and 'red', which are one in JSON",
+    "{pathlib.PurePath('a'): 'a', 'a': 'b'}": "which are one in JSON",
+    "iter([Point({Colour.RED: 'a', 'red': 'b'})])": "which are one in JSON",
+    "Page(({Colour.RED: 'a', 'red': 'b'},))": "which are one in JSON",
+    "deque([itself := [], itself.append(itself)])": "which JSON cannot carry",
     "{(1, 2): 3}": "Only dicts with str-like or number-like keys are supported",
 }
 """What a tool may not return, and a part of what is told to the model, counted and shown to the author."""

@@ -75,7 +75,7 @@ _RESULTS = """\
 
 Text is shown as it is, everything else as JSON; of a generator, also of an `async` one, the list of what it yields; of a row of
 `sqlite3.Row` a dictionary, of a `NamedTuple` a list. Bytes, objects without a form in JSON, and dictionaries two of whose keys
-are one in JSON (`1` and `"1"`), are errors of the tool.
+are one in JSON (`1` and `"1"`, a member of an `Enum` and its value), are errors of the tool.
 """
 
 

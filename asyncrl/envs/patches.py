@@ -33,5 +33,24 @@ VERIFIERS = (
         test="tests/envs/other_projects/test_others.py::test_what_the_rubric_of_verifiers_counts_as_0_because_it_raised_is_told",
         needless="a rollout's output says which functions raised",
     ),
+    Reach(
+        files=("asyncrl/envs/other_projects/verifiers_code.py",),
+        names=(".call_tool",),
+        why="hear what a tool raises: the library makes it the text that the model is told",
+        test="tests/envs/other_projects/test_others.py::test_a_tool_of_verifiers_that_raises_is_a_tool_that_failed",
+        needless="a tool's message says whether the tool raised",
+    ),
 )
 """What is reached in verifiers 0.1.14."""
+
+OPENENV = (
+    Reach(
+        files=("asyncrl/envs/other_projects/openenv.py",),
+        names=("openenv.core.generic_client.GenericEnvClient._receive",),
+        why="read which fields of an action do not fit, and so whether it is the action that does not: the client drops them",
+        test="tests/envs/other_projects/test_others.py::"
+        "test_an_action_that_openenv_refuses_is_the_policys_and_an_exception_of_its_environment_is_not",
+        needless="the client's error has what the server says of it",
+    ),
+)
+"""What is reached in openenv-core 0.3."""

@@ -157,6 +157,7 @@ def refuse_on_instance(environment: object, name: str, value: object, tools: Map
     """Refuse a marked function that becomes an attribute of an instance, as if it were a tool from then on.
 
     A method of the class, also one that it replaces or wraps, and one of another environment may have a name that is no tool's.
+    A bare function of another class could be meant as a tool as well as not; a partial one is not.
 
     Raises:
         TypeError: it does.
@@ -167,7 +168,10 @@ def refuse_on_instance(environment: object, name: str, value: object, tools: Map
     has = partial(_has, type(environment))  # a wrapper of functools.wraps has the mark of what it wraps
     known = (isinstance(value, MethodType) and value.__self__ is not environment) or has(inspect.unwrap(function, stop=has))
     if not known or (name in tools and tools[name].method is not function):
-        remedy = f"set it in the body of the class: `{name} = tool(...)`; an episode can do with fewer: `self.tools = {{...}}`"
+        remedy = (
+            f"set it in the body of the class: `{name} = tool(...)`; an episode can do with fewer: `self.tools = {{...}}`; "
+            "what shall be no tool can be held as `functools.partial(...)`, under a name that no tool has"
+        )
         raise TypeError(f"{name} was marked, but set on an instance of {type(environment).__name__}, so it is no tool; {remedy}")
 
 

@@ -24,6 +24,7 @@ from asyncrl.core.text import short
 _BYTES = (bytes, bytearray, memoryview)
 _TEXTS = (date, datetime, time, timedelta, Decimal, UUID)
 """Types that are texts in JSON, and apart from those texts as the keys of a dictionary."""
+_SIMPLE = (str, int, float, type(None))
 _FINE_TIMES = re.compile(r".[mM]8\[\d*[npfa]s\]")
 """NumPy's names of times that are finer than Python's."""
 
@@ -61,8 +62,8 @@ def text_of_result(method: Callable[..., Any], returned: object) -> str:
     if isinstance(returned, str):
         return str.__str__(returned)
     try:
-        read = msgspec.to_builtins(returned, builtin_types=_BYTES + _TEXTS, enc_hook=_plain)
-        _refuse_merged_keys(read)
+        read = msgspec.to_builtins(returned, builtin_types=_BYTES + _TEXTS, enc_hook=_checked)
+        _refuse_merged_keys(returned)
         plain = msgspec.to_builtins(read, str_keys=True, builtin_types=_BYTES)
         return json.dumps(plain, ensure_ascii=False, separators=(",", ":"), default=_refuse)
     except _Unwritable as error:
@@ -74,6 +75,12 @@ def text_of_result(method: Callable[..., Any], returned: object) -> str:
 
 class _Unwritable(Exception):
     """Something in a result has no text; the message says what, and what to return instead."""
+
+
+def _checked(value: Any) -> Any:
+    plain = _plain(value)
+    _refuse_merged_keys(plain)
+    return plain
 
 
 def _plain(value: Any) -> Any:
@@ -126,21 +133,30 @@ def _named(names: Iterable[Any], values: Sequence[Any]) -> Any:
     return named if len(named) == len(pairs) else pairs
 
 
-def _refuse_merged_keys(read: Any) -> None:
+def _refuse_merged_keys(result: Any) -> None:
     """Refuse dictionaries two of whose keys are one in JSON, such as 1 and "1": one of the values would be lost."""
-    left: list[Any] = [[read]]
+    left: list[Any] = [result]
+    seen = dict[int, Any]()  # one may hold itself
     while left:
         value = left.pop()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
         if isinstance(value, dict):
             known = dict[str, Any]()
             for key in value:
-                (name,) = (key,) if isinstance(key, str) else msgspec.to_builtins({key: None}, str_keys=True)
+                is_text = isinstance(key, str)
+                (name,) = (key,) if is_text else msgspec.to_builtins({key: None}, str_keys=True, enc_hook=_plain)
                 if (other := known.setdefault(name, key)) is not key:
                     raise _Unwritable(
                         f"a dictionary with the keys {other!r} and {key!r}, which are one in JSON; rename one of them"
                     )
             value = value.values()
-        left += [each for each in value if isinstance(each, dict | list | tuple)]
+        elif fields := getattr(value, "__struct_fields__", None) or getattr(value, "__dataclass_fields__", None):
+            value = [getattr(value, name, None) for name in fields]
+        elif not isinstance(value, list | tuple | set | frozenset):
+            continue
+        left += [each for each in value if not isinstance(each, _SIMPLE)]
 
 
 def _refuse(value: object) -> NoReturn:

@@ -23,6 +23,7 @@ REGISTERS: dict[str, tuple[Reach, ...]] = {
     "MCP": environments.MCP,
     "reasoning-gym": environments.REASONING_GYM,
     "verifiers": environments.VERIFIERS,
+    "OpenEnv": environments.OPENENV,
     "rich": rich.REACHES,
     "Python": python.REACHES,
 }

@@ -195,6 +195,36 @@ async def test_tools_that_are_not_listed_again_have_not_changed(
     assert await tool_list.changed_tools(None, used, "x", all_are_used=True) == changed  # type: ignore[arg-type]
 
 
+TEXT = {"type": "object", "properties": {"text": {"type": "string"}, "description": {"type": "string"}}}
+
+
+def described(schema: dict[str, Any], text: str) -> dict[str, Any]:
+    return {**schema, "properties": {name: each | {"description": text} for name, each in schema["properties"].items()}}
+
+
+@pytest.mark.parametrize(
+    ("listed", "changed"),
+    [
+        (ToolSpec("echo", "It is 12:01.", TEXT), []),
+        (ToolSpec("echo", "It is 12:00.", described(TEXT, "a text, at 12:01")), []),
+        (ToolSpec("echo", "It is 12:00.", TEXT | {"required": ["text"]}), ["echo"]),
+        (ToolSpec("echo", "It is 12:00.", {"type": "object", "properties": {"text": TEXT["properties"]["text"]}}), ["echo"]),
+        (ToolSpec("echoes", "It is 12:00.", TEXT), ["echo"]),
+    ],
+)
+async def test_a_tool_that_is_only_described_otherwise_ends_no_session(
+    listed: ToolSpec, changed: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def listing(_: object) -> Any:
+        return (listed,)
+
+    caplog.set_level(logging.INFO, "asyncrl.envs.mcp")
+    monkeypatch.setattr(tool_list, "all_tools", listing)
+    used = [ToolSpec("echo", "It is 12:00.", TEXT)]
+    assert await tool_list.changed_tools(None, used, "x", all_are_used=True) == changed  # type: ignore[arg-type]
+    assert ("x describes tools otherwise than running episodes are shown: echo" in caplog.text) == (not changed)
+
+
 async def test_a_session_is_begun_no_sooner_than_the_server_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
 

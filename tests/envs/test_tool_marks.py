@@ -280,12 +280,23 @@ async def test_an_instance_may_keep_what_it_replaces_wraps_or_has_of_another():
             self.earlier = super().generate
             self.logged = functools.wraps(self.stream)(lambda word: word)
             self.of_another = Decorated().stream
+            self.bare_of_another = functools.partial(Other.of_text)
 
         @tool
         def generate(self, word: str) -> str:
             """Take it."""
             return f"{word}, {self.logged(word)}"
 
+    class Other(Base):
+        @tool
+        @staticmethod
+        def of_text(word: str) -> str:
+            """Take it."""
+            return f"{word}!"
+
+    assert Kept().bare_of_another("ab") == "ab!"
+    with pytest.raises(TypeError, match=r"what shall be no tool can be held as `functools.partial\(...\)`, under a name that no"):
+        Kept().bare = Other.of_text  # type: ignore[attr-defined]
     result = await call(Kept(), ToolCall("generate", {"word": "ab"}))
     assert [each.outcome for each in result.calls] == [CallOutcome.OK]
 

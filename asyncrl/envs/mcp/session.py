@@ -255,7 +255,7 @@ class McpSession:
             self._told_of_changes.set()
 
     async def _compare_tools(self) -> None:
-        """End the session if its tools are no longer those that the model has read."""
+        """End the session if its tools can no longer be called as the model has read."""
         server = self.server
         if changed := await changed_tools(self._client, self.tools, server.name, all_are_used=not server.tools):
             named = ", ".join(map(repr, changed))

@@ -5,8 +5,8 @@ The model has read its tools in the prompt, so an episode keeps those with which
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.messages import ToolSpec
@@ -48,9 +48,10 @@ async def all_tools(client: "Client") -> tuple[ToolSpec, ...]:
 
 
 async def changed_tools(client: "Client", used: Sequence[ToolSpec], server: str, *, all_are_used: bool) -> list[str]:
-    """Return the names of the tools that are ``used`` and are no longer listed as they were.
+    """Return the names of the tools that are ``used`` and can no longer be called as they were.
 
-    Further ones are only logged, if all are used: they are shown from the next session on. A busy server is asked again.
+    Further ones are only logged, if all are used, and so are other descriptions, in which some servers tell the time: they are
+    shown from the next session on. A busy server is asked again.
     """
     from mcp import MCPError
     from pydantic import ValidationError
@@ -66,7 +67,27 @@ async def changed_tools(client: "Client", used: Sequence[ToolSpec], server: str,
             await asyncio.sleep(wait_s)
     if (further := listed.keys() - {tool.name for tool in used}) and all_are_used:
         logger.info("%s has tools that running episodes are not shown: %s", server, ", ".join(sorted(further)))
-    return [tool.name for tool in used if listed.get(tool.name) != tool]
+    others = [tool for tool in used if listed.get(tool.name) != tool]
+    changed = [
+        tool.name
+        for tool in others
+        if tool.name not in listed
+        or _without_descriptions(listed[tool.name].parameters) != _without_descriptions(tool.parameters)
+    ]
+    if described := [tool.name for tool in others if tool.name not in changed]:
+        logger.info("%s describes tools otherwise than running episodes are shown: %s", server, ", ".join(described))
+    return changed
+
+
+def _without_descriptions(schema: Any) -> Any:
+    """Return a JSON schema without what it says to readers. A parameter may be named so; its schema is no text."""
+    if isinstance(schema, Mapping):
+        return {
+            key: _without_descriptions(value)
+            for key, value in schema.items()
+            if not (key == "description" and isinstance(value, str))
+        }
+    return [_without_descriptions(each) for each in schema] if isinstance(schema, list) else schema
 
 
 async def compare_when(told: asyncio.Event, compare: Callable[[], Awaitable[None]]) -> None:

@@ -43,6 +43,18 @@ _OUTCOMES = {
 """What became of a tool's call, by the type of its error; any other is the call's own."""
 
 
+class _Client(GenericEnvClient):  # type: ignore[misc]
+    """The client of a session, which keeps where an action does not fit. The library's own drops what the server says of it."""
+
+    misfits: tuple[str, ...] = ()
+
+    async def _receive(self) -> dict[str, Any]:
+        answer: dict[str, Any] = await super()._receive()
+        errors = (answer.get("data") or {}).get("errors", ()) if answer.get("type") == "error" else ()
+        self.misfits = tuple(error["loc"][0] for error in errors if error["loc"])
+        return answer
+
+
 class OpenEnv(Seeded):
     """An environment behind a server of OpenEnv.
 
@@ -72,7 +84,7 @@ class OpenEnv(Seeded):
         try:
             schema = await _action_schema(self._url)
             self._calls_tools = _calls_tools(schema)
-            self._client = GenericEnvClient(base_url=self._url)
+            self._client = _Client(base_url=self._url)
             await self._client.connect()
             tools = await self._listed() if self._calls_tools else (ToolSpec(ACT, _ACT, schema),)
             begun = await self._client.reset(seed=task.data.get("seed"))
@@ -126,10 +138,10 @@ class OpenEnv(Seeded):
             return _failed(call, began, f"there is no tool {call.name!r}")
         arguments = dict(call.arguments)
         called = self._calls_tools
+        sent = {"type": "call_tool", "tool_name": call.name, "arguments": arguments} if called else arguments
+        fields = self._tools[call.name].parameters.get("properties", {})
         try:
-            result = await self._client.step(
-                {"type": "call_tool", "tool_name": call.name, "arguments": arguments} if called else arguments
-            )
+            result = await self._client.step(sent)
         except TimeoutError:
             # The server lives, as it answers pings; its answer would be taken for that of the next action.
             return _failed(call, began, "the action took too long, and the episode is over", CallOutcome.TIMEOUT, done=True)
@@ -138,13 +150,13 @@ class OpenEnv(Seeded):
         except ValueError as error:  # what JSON cannot say
             return _failed(call, began, str(error))
         except RuntimeError as error:
-            if not _REFUSAL.search(str(error)):
+            # A model that the environment makes of something else may not fit either; its fields are others.
+            if not _REFUSAL.search(str(error)) or not {*self._client.misfits} <= {*sent, *fields}:
                 raise EnvironmentBroken(
                     f"the environment of the OpenEnv server {self._url} failed at {short(arguments)}: {error}; mend it, or have "
                     "it refuse such an action by an observation or a type of its field"
                 ) from error
             ended = str(error).endswith(_SESSION_ENDED)
-            fields = self._tools[call.name].parameters.get("properties", {})
             known = ", ".join(f"{name} ({each.get('type', 'see the schema')})" for name, each in fields.items())
             told = (
                 "the server refused the action, and the episode is over"

@@ -1,39 +1,60 @@
 """An endpoint of OpenAI's protocol on this machine, behind which is whoever plays the turns of an episode.
 
 It is for environments that ask a model by themselves: what they ask becomes the next observation, and the turn that is played is
-their answer. What always holds: only who knows an episode's address asks in its name; a request is answered once, by a turn; and
-a conversation only grows, so that no token of a turn has to be written again.
+their answer. What always holds: only who knows an episode's address asks in its name; a request is answered once, by a turn;
+a conversation only grows, so that no token of a turn has to be written again; and what a request asks of the turn beside messages
+and tools is what the turn has, or refused, or named in the log.
 """
 
 import asyncio
 import json
+import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from asyncrl.core.chat_prompt import read_message
 from asyncrl.core.described_tools import described_tools
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.messages import MalformedCall, Message, ToolCall, ToolSpec
+from asyncrl.core.text import short
 from asyncrl.envs.base import Action
+
+logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 POLICY = "policy"
 """What environments call the model."""
+_READ = {"messages", "model", "tools", "stream", "stream_options", "n", "stop"}
+_RECIPES = {"temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens"}
+"""Parameters that say how tokens are sampled, which the recipe alone does."""
+_NEUTRAL: Mapping[str, object] = {
+    **dict.fromkeys(("logprobs", "return_token_ids"), False),
+    **dict.fromkeys(("top_logprobs", "frequency_penalty", "presence_penalty"), 0),
+    **{"repetition_penalty": 1, "logit_bias": {}, "response_format": {"type": "text"}},
+    **{"tool_choice": "auto", "parallel_tool_calls": True, "functions": []},
+}
+"""Parameters without which a turn is another than was asked for, by the value with which they ask for nothing."""
 
 
 class Line:
-    """The requests of one episode, and the turns that answer them."""
+    """The requests of one episode, and the turns that answer them.
 
-    def __init__(self, url: str) -> None:
+    Args:
+        ignored: the parameters of requests that did nothing, of all episodes: each is named in the log once.
+    """
+
+    def __init__(self, url: str, ignored: set[str]) -> None:
         self.url = url
+        self._ignored = ignored
         self._requests: asyncio.Queue[tuple[dict[str, Any], asyncio.Future[Action]]] = asyncio.Queue()
         self._open: asyncio.Future[Action] | None = None
         self._seen: list[dict[str, Any]] = []
-        self._calls: list[str] = []
+        self._stops: tuple[str, ...] = ()
         self.tools: tuple[ToolSpec, ...] = ()
 
     async def ask(self, body: dict[str, Any]) -> Action:
@@ -47,11 +68,18 @@ class Line:
 
         Raises:
             EnvironmentBroken: it changes what was said before, so that it is no continuation; a message says what would not
-                reach the model; or it asks for several turns at once.
+                reach the model; or it asks for several turns at once, or for a turn that the policy does not write.
         """
         body, self._open = await self._requests.get()
         if (several := body.get("n") or 1) != 1:
             raise EnvironmentBroken(f"the environment asks for {several} turns at once (n), and gets one; have it ask for one")
+        _refuse_other_turns(body)
+        stop = body.get("stop") or ()
+        self._stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        for name in {name for name, value in body.items() if value is not None} - _READ - _NEUTRAL.keys() - self._ignored:
+            self._ignored.add(name)
+            why = "is the recipe's (sampling)" if name in _RECIPES else "does nothing here"
+            logger.warning("the environment asks for %s=%s, which %s", name, short(body[name]), why)
         messages, known = body["messages"], len(self._seen)
         if [_plain(each) for each in messages[:known]] != [_plain(each) for each in self._seen]:
             raise EnvironmentBroken(
@@ -66,11 +94,23 @@ class Line:
         self.tools = described_tools(body.get("tools"))
         return tuple(_later(each) for each in new[1:]) if known else tuple(map(_opening, new))
 
-    def answer(self, action: Action) -> None:
-        """Answer the open request by a turn."""
+    def answer(self, action: Action) -> Action:
+        """Answer the open request by a turn, and return it as the environment sees it: its calls have ids.
+
+        Raises:
+            EnvironmentBroken: the turn went on behind a text at which the environment has it end.
+        """
         assert self._open is not None
+        for stop in self._stops:
+            said, found, later = action.content.partition(stop)
+            if found and (later or action.calls):
+                problem = f"the environment has turns end at {stop!r} (stop), and one went on behind it"
+                raise EnvironmentBroken(f"{problem}; set sampling.stop of the recipe to {json.dumps(self._stops)}")
+            action = Action(said, action.calls)
+        action = Action(action.content, tuple(_with_id(call) for call in action.calls))
         if not self._open.done():
             self._open.set_result(action)
+        return action
 
     def end(self) -> None:
         """Let nobody wait for a turn any more."""
@@ -86,6 +126,7 @@ class Endpoint:
 
     def __init__(self) -> None:
         self._lines: dict[str, Line] = {}
+        self._ignored = set[str]()
         self._runner: web.AppRunner | None = None
         self._port = 0
 
@@ -108,7 +149,7 @@ class Endpoint:
     def open(self) -> Line:
         """Open the line of an episode."""
         name = secrets.token_urlsafe()
-        line = self._lines[name] = Line(f"http://{LOOPBACK}:{self._port}/{name}/v1")
+        line = self._lines[name] = Line(f"http://{LOOPBACK}:{self._port}/{name}/v1", self._ignored)
         return line
 
     def hang_up(self, line: Line) -> None:
@@ -160,7 +201,7 @@ def _assistant(action: Action) -> dict[str, Any]:
     malformed = "".join(call.text for call in action.calls if isinstance(call, MalformedCall))
     calls = [
         {
-            "id": f"call_{secrets.token_hex(8)}",
+            "id": call.id,
             "type": "function",
             "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
         }
@@ -170,6 +211,18 @@ def _assistant(action: Action) -> dict[str, Any]:
     # Clients take an answer without anything in it for a fault of the server; a policy may say nothing, and so does a dry run.
     said = action.content + malformed or ("" if calls else " ")
     return {"role": "assistant", "content": said, **({"tool_calls": calls} if calls else {})}
+
+
+def _refuse_other_turns(body: Mapping[str, Any]) -> None:
+    """Raise ``EnvironmentBroken`` if a request asks for a turn that the policy does not write."""
+    for name, neutral in _NEUTRAL.items():
+        if body.get(name) not in (None, neutral):
+            problem = f"the environment asks for {name}={short(body[name])}, which turns here do not have"
+            raise EnvironmentBroken(f"{problem}; have it leave {name} out, or play it as an agent instead")
+
+
+def _with_id(call: ToolCall | MalformedCall) -> ToolCall | MalformedCall:
+    return msgspec.structs.replace(call, id=f"call_{secrets.token_hex(8)}") if isinstance(call, ToolCall) else call
 
 
 def _plain(message: Mapping[str, Any]) -> tuple[str, str]:

@@ -7,14 +7,10 @@ library are known: environments that a module's ``load_environment`` makes, and 
 
 import asyncio
 import importlib
-import inspect
 import random
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
-from functools import update_wrapper
-from types import SimpleNamespace
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -23,12 +19,12 @@ import verifiers
 from asyncrl.core.errors import EnvironmentBroken, RecipeError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall, Message, ToolCall
-from asyncrl.core.plug_ins.users_error import UsersError
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
 from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
 from asyncrl.envs.other_projects.playing import numbers
 from asyncrl.envs.other_projects.policy_endpoint import POLICY, Endpoint, Line
+from asyncrl.envs.other_projects.verifiers_code import Heard, hear_tools, heard, heard_function, rubrics
 
 T = TypeVar("T")
 
@@ -41,17 +37,14 @@ would block it for a minute, and a server that is blocked for so long ends."""
 HELD_OUT = 8
 """One of so many tasks of an environment without held-out ones of its own is for evaluation."""
 CLOSE_S = 5.0
-_raised: ContextVar[list[UsersError]] = ContextVar("raised")
-"""What functions of the rubric raised in the rollout of this context, which the library counts as 0."""
+_FAULTS = {CallOutcome.ERROR: Fault.TOOL_ERROR, CallOutcome.MALFORMED: Fault.MALFORMED_CALL}
 
 
 class Scored:
-    """How a rollout ended: its reward, the parts of it that have names, metrics, and errors that were counted as 0."""
+    """How a rollout ended: its reward, the parts of it that have names, and metrics."""
 
-    def __init__(
-        self, reward: float, rewards: Mapping[str, float], metrics: Mapping[str, float], errors: Sequence[UsersError] = ()
-    ) -> None:
-        self.reward, self.rewards, self.metrics, self.errors = reward, dict(rewards), dict(metrics), tuple(errors)
+    def __init__(self, reward: float, rewards: Mapping[str, float], metrics: Mapping[str, float]) -> None:
+        self.reward, self.rewards, self.metrics = reward, dict(rewards), dict(metrics)
 
 
 class Rollouts(Protocol):
@@ -61,8 +54,8 @@ class Rollouts(Protocol):
         """Make tasks."""
         ...
 
-    async def play(self, task: Task, url: str) -> Scored:
-        """Play a rollout with the model behind ``url``."""
+    async def play(self, task: Task, url: str, of: Heard) -> Scored:
+        """Play a rollout with the model behind ``url``, and hear of its code what the library lets us."""
         ...
 
 
@@ -77,6 +70,7 @@ class Verifiers(Environment):
     def __init__(self, name: str, arguments: dict[str, Any] = {}) -> None:  # noqa: B006 - never changed
         self._line: Line | None = None
         self._playing: asyncio.Task[Scored] | None = None
+        self._heard = Heard()
 
     @classmethod
     @asynccontextmanager
@@ -104,7 +98,8 @@ class Verifiers(Environment):
             )
         self._line = endpoint.open()
         async with beginning:
-            self._playing = asyncio.create_task(rollouts.play(task, self._line.url), name=f"rollout {task.id}")
+            rollout = rollouts.play(task, self._line.url, self._heard)
+            self._playing = asyncio.create_task(rollout, name=f"rollout {task.id}")
             asked = await self._asked()
         if isinstance(asked, Scored):
             raise EnvironmentBroken(f"the rollout of {task.id} ended before it asked the model anything")
@@ -122,15 +117,17 @@ class Verifiers(Environment):
                 for n, call in enumerate(action.calls)
             )
             return StepResult(Observation(told), 0.0, False, fault=Fault.MALFORMED_CALL, calls=records)
-        self._line.answer(action)
+        calls = [call for call in self._line.answer(action).calls if isinstance(call, ToolCall)]
         asked = await self._asked()
-        ran = tuple(CallRecord(getattr(call, "name", ""), 0.0, CallOutcome.OK) for call in action.calls)
+        ran = tuple(self._heard.calls.get(call.id) or CallRecord(call.name, 0.0, CallOutcome.OK) for call in calls)
+        fault = next((_FAULTS[record.outcome] for record in ran if record.outcome in _FAULTS), None)
         if isinstance(asked, Scored):
-            left = tuple(Message("tool", "The episode is over.") for _ in action.calls)
-            metrics = asked.metrics | asked.rewards
-            ended = Observation(left)
-            return StepResult(ended, asked.reward, True, metrics, calls=ran, errors=asked.errors, rewards=asked.rewards)
-        return StepResult(Observation(asked), 0.0, False, calls=ran)
+            ended, metrics = (
+                Observation(tuple(Message("tool", "The episode is over.") for _ in calls)),
+                asked.metrics | asked.rewards,
+            )
+            return StepResult(ended, asked.reward, True, metrics, fault, ran, self._heard.drained(), asked.rewards)
+        return StepResult(Observation(asked), 0.0, False, {}, fault, ran, self._heard.drained())
 
     async def close(self) -> None:
         """End the rollout."""
@@ -158,11 +155,18 @@ class _Loaded:
     def __init__(self, name: str, arguments: dict[str, Any]) -> None:
         self._environment: Any = verifiers.load_environment(name, **arguments)
         self._name = name
-        for rubric in {id(each): each for each in _rubrics(self._environment.rubric)}.values():  # some share one
+        if not self._environment.score_rollouts:
+            problem = f"{name!r} leaves its rollouts unscored (score_rollouts)"
+            raise RecipeError("environment.options.name", problem, "have it score them")
+        hear_tools(self._environment)
+        for rubric in {id(each): each for each in rubrics(self._environment.rubric)}.values():  # some share one
+            if not rubric.funcs and type(rubric).score_rollout is verifiers.Rubric.score_rollout:
+                problem = f"{name!r} has no rubric, or one without functions, so that its rollouts would have no rewards"
+                raise RecipeError("environment.options.name", problem, "give it a rubric with a function of one rollout")
             if rubric.has_group_rewards:
                 problem = f"the rubric of {name!r} scores the rollouts of a task together, and here each is scored alone"
                 raise RecipeError("environment.options.name", problem, "give its rubric functions of one rollout only")
-            rubric.funcs = [_noticed(function) for function in rubric.funcs]
+            rubric.funcs = [heard_function(function) for function in rubric.funcs]
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["_Loaded"]:
@@ -184,19 +188,18 @@ class _Loaded:
         text = prompt if isinstance(prompt, str) else next((str(each["content"]) for each in reversed(prompt)), "")
         return Task(id=TaskId(f"{self._name}-{split}-{number}"), prompt=text or self._name, data={"split": split, "row": number})
 
-    async def play(self, task: Task, url: str) -> Scored:
+    async def play(self, task: Task, url: str, of: Heard) -> Scored:
         from verifiers.clients import resolve_client
         from verifiers.types import ClientConfig
 
         split, number = task.data["split"], task.data["row"]
         rows = self._environment.get_dataset() if split == "train" else self._environment.get_eval_dataset()
         row = {"example_id": number, **rows[number]}
-        raised: list[UsersError] = []
-        _raised.set(raised)
+        heard.set(of)
         config = ClientConfig(api_base_url=url, api_key_var="ASYNCRL_NO_KEY", max_retries=0, connect_timeout=CONNECT_S)
         client = resolve_client(config)
         try:
-            output = dict(await self._environment.run_rollout(row, client, POLICY, {}))
+            output = dict(await self._environment.run_rollout(row, client, POLICY, self._environment.sampling_args))
         finally:
             await client.close()  # which the library leaves to the garbage collector, with its connections
         if error := output.get("error"):
@@ -204,29 +207,7 @@ class _Loaded:
         reward, metrics = output.get("reward"), numbers(output.get("metrics") or {})
         if reward is None:
             raise _not_scored(task, "its reward is None")
-        return Scored(float(reward), {}, metrics, raised)
-
-
-def _rubrics(rubric: Any) -> Iterator[Any]:
-    """The rubric and those that it consists of, or that it has for each environment of a group."""
-    yield rubric
-    for part in (*getattr(rubric, "rubrics", ()), *(each.rubric for each in getattr(rubric, "env_map", {}).values())):
-        yield from _rubrics(part)
-
-
-def _noticed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of a rubric of which we hear what it raises."""
-
-    async def called(*arguments: Any, **named: Any) -> float:
-        try:
-            value = function(*arguments, **named)
-            return float(await value if inspect.isawaitable(value) else value)
-        except Exception as error:
-            _raised.get().append(UsersError.of(error, function))
-            raise
-
-    unnamed: Any = SimpleNamespace(__name__=repr(function))  # such as a partial one: the library names its metric by that
-    return update_wrapper(update_wrapper(called, unnamed), function)
+        return Scored(float(reward), {}, metrics)
 
 
 class _Taskset:
@@ -259,7 +240,7 @@ class _Taskset:
                 break
         return _some(found, count, seed)
 
-    async def play(self, task: Task, url: str) -> Scored:
+    async def play(self, task: Task, url: str, of: Heard) -> Scored:
         number = task.data["row"]
         if number not in self._rows:
             self._rows[number] = next(each for each in self._environment.taskset if each.data.idx == number)

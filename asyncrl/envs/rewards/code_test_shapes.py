@@ -9,8 +9,9 @@ import io
 import json
 import keyword
 import pickle
+import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 import msgspec
@@ -21,6 +22,8 @@ SHAPES = (
     'write {"call": ..., "returns": ...} or {"stdin": ..., "stdout": ...}, or name the column `input_output` of APPS or TACO, or '
     "`public_test_cases` or `private_test_cases` of LiveCodeBench"
 )
+
+_INTEGER = re.compile(r"-?\d{1,100}")
 
 IMPORTED = """
 def import_all():
@@ -156,7 +159,7 @@ def _of_input_output(given: _InputOutput) -> list[CodeTest]:
     tests: list[CodeTest] = []
     for arguments, returned in pairs:
         alone = [returned[0]] if isinstance(returned, list) and len(returned) == 1 else []  # which they often are in a list
-        tests.append(FunctionTest(_call(given.fn_name, arguments), (returned, *alone)))
+        tests.append(FunctionTest(_call(given.fn_name, arguments, _with_numbers_as_keys), (returned, *alone)))
     return tests
 
 
@@ -168,14 +171,27 @@ def _of_case(case: _Case, metadata: Any) -> CodeTest:
     if not (function and isinstance(function, str)):
         raise ValueError("it calls a function that data['metadata'] does not name as `func_name`")
     arguments = [json.loads(line) for line in case.input.split("\n") if line.strip()]
-    return FunctionTest(_call(function, arguments), (json.loads(case.output),))
+    return FunctionTest(_call(function, arguments, _as_written), (json.loads(case.output),))
 
 
 def _joined(lines: Any) -> str:
     return "\n".join(map(str, lines)) if isinstance(lines, Sequence) and not isinstance(lines, str) else str(lines)
 
 
-def _call(function: str, arguments: Any) -> str:
+def _as_written(argument: Any) -> str:
+    """Return an expression of an argument."""
+    return f"__import__('json').loads({json.dumps(argument)!r})"
+
+
+def _with_numbers_as_keys(argument: Any) -> str:
+    """Return an expression of an argument whose keys were numbers before it was written as JSON, which has texts alone."""
+    written = _as_written(argument)
+    if isinstance(argument, Mapping) and argument and all(_INTEGER.fullmatch(key) for key in argument):
+        return f"{{int(key): value for key, value in {written}.items()}}"
+    return written
+
+
+def _call(function: str, arguments: Any, written: Callable[[Any], str]) -> str:
     """Return an expression that calls the method of class ``Solution``, or else the function, with arguments of plain data."""
     if not (function.isidentifier() and not keyword.iskeyword(function)):
         raise ValueError(f"{function!r} is no name of a function")
@@ -183,4 +199,4 @@ def _call(function: str, arguments: Any) -> str:
         raise TypeError(f"its arguments are no list, but {type(arguments).__name__}")
     is_method = f"hasattr(globals().get('Solution'), {function!r})"  # first, as what it imports may be called alike: math.comb
     found = f"({function} if {function!r} in globals() and not {is_method} else Solution().{function})"
-    return f"{found}(*__import__('json').loads({json.dumps(arguments)!r}))"
+    return f"{found}({', '.join(map(written, arguments))})"

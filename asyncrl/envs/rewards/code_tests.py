@@ -6,6 +6,7 @@ What always holds: the process that runs the program is never told the expected 
 import asyncio
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from itertools import chain
 from math import isclose
 from pathlib import Path
@@ -16,6 +17,7 @@ from asyncrl.core.errors import EnvironmentBroken, first_error
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
 from asyncrl.envs.code_judging.judge import Judge
+from asyncrl.envs.hosting.threads import run_in_daemon_thread
 from asyncrl.envs.rewards.base import Reward, expected
 from asyncrl.envs.rewards.code_test_shapes import (
     IMPORTED,
@@ -51,18 +53,21 @@ class CodeTests(Reward):
 
     Args:
         sandbox: where programs run; enter it in the environment's ``share``.
-        key: where ``task.data`` holds the tests.
+        key: where ``task.data`` holds the tests; of several keys, all tests count.
         all_or_nothing: whether passing some of the tests is worth nothing.
         limits: of each run. All calls are made in one run; each test of what is printed has a run of its own, which may print
             more by twice what it must.
     """
 
-    def __init__(self, sandbox: Sandbox, key: str = "tests", all_or_nothing: bool = True, limits: Limits = _USUAL) -> None:
-        self._sandbox, self._key, self._all_or_nothing, self._limits = sandbox, key, all_or_nothing, limits
+    def __init__(
+        self, sandbox: Sandbox, key: str | Sequence[str] = "tests", all_or_nothing: bool = True, limits: Limits = _USUAL
+    ) -> None:
+        self._sandbox, self._all_or_nothing, self._limits = sandbox, all_or_nothing, limits
+        self._keys = (key,) if isinstance(key, str) else tuple(key)
 
     async def __call__(self, task: Task, answer: str) -> float:
         """Run the tests."""
-        tests = self._tests(task)
+        tests = await run_in_daemon_thread(partial(self._tests, task), name="reading the tests of a task")
         code = code_in(answer)
         calls = [(test.call, _accepted(test)) for test in tests if isinstance(test, CallTest | FunctionTest)]
         before = IMPORTED if any(isinstance(test, FunctionTest) for test in tests) else ""
@@ -73,15 +78,19 @@ class CodeTests(Reward):
         return float(passed == len(tests)) if self._all_or_nothing else passed / len(tests)
 
     def _tests(self, task: Task) -> list[CodeTest]:
-        found = expected(task, self._key, "code tests")
-        try:
-            tests = read_tests(found, task.data.get("metadata"))
-        except (ValueError, TypeError, RecursionError) as error:
-            problem = f"data[{self._key!r}] cannot be read as tests ({error})"
-            raise EnvironmentBroken(f"task {short(task.id)}: {problem}; {SHAPES}") from error
+        tests = [test for key in self._keys for test in self._tests_in(task, key)]
         if not tests:
-            raise EnvironmentBroken(f"task {short(task.id)}: data[{self._key!r}] holds no test; give at least one")
+            places = " + ".join(f"data[{key!r}]" for key in self._keys)
+            raise EnvironmentBroken(f"task {short(task.id)}: {places} holds no test; give at least one")
         return tests
+
+    def _tests_in(self, task: Task, key: str) -> list[CodeTest]:
+        found = expected(task, key, "code tests")
+        try:
+            return read_tests(found, task.data.get("metadata"))
+        except (ValueError, TypeError, RecursionError) as error:
+            problem = f"data[{key!r}] cannot be read as tests ({error})"
+            raise EnvironmentBroken(f"task {short(task.id)}: {problem}; {SHAPES}") from error
 
     def _limits_of(self, task: Task, test: OutputTest | LooseOutputTest) -> Limits:
         try:

@@ -17,7 +17,7 @@
         buffer/         the replay buffer's journal and the trajectories it holds
         checkpoints/    what the learner is resumed from
         model/          the trained model, a Hugging Face folder
-        resumes         a line for each time that the run was resumed
+        resumes         a line for each time that the run was resumed, or a zero byte where the disk was full
         driver.lock     the lock of the process that drives the run
         terminal.txt    what a detached run would have shown
         control         how ``asyncrl scale`` reaches that process, while it trains
@@ -34,6 +34,7 @@ The folder that a run was launched in: where the relative paths and the modules 
 A run can be resumed and looked into from anywhere. If its project has moved since, the user names its new folder.
 """
 
+import errno
 import fcntl
 import os
 import secrets
@@ -299,16 +300,28 @@ class RunFolder:
     def count_resume(self) -> None:
         """Note that the run is resumed now, however that ends. Call it while the run is :meth:`driven`.
 
+        A full disk, on which a run only pauses, has no room for a line; a zero byte, as a hole, takes none.
+
         Raises:
             OSError: the file cannot be written.
         """
-        with naming(self._resumes), self._resumes.open("a", encoding="utf-8") as file:
-            file.write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} process {os.getpid()}\n")
+        line = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} process {os.getpid()}\n".encode()
+        with naming(self._resumes), self._resumes.open("ab", buffering=0) as file:
+            end, written = file.tell(), 0
+            try:
+                written = file.write(line)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+            if written < len(line):
+                file.truncate(end)
+                file.truncate(end + 1)
 
     @property
     def resumes(self) -> int:
         """How often the run was resumed so far."""
-        return len(self._resumes.read_bytes().splitlines()) if self._resumes.is_file() else 0
+        noted = self._resumes.read_bytes() if self._resumes.is_file() else b""
+        return noted.count(b"\n") + noted.count(b"\0")
 
     @property
     def run_id(self) -> str:

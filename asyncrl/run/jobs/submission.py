@@ -9,7 +9,7 @@ from pathlib import Path
 from ssl import SSLError
 from typing import TYPE_CHECKING
 from urllib.error import HTTPError
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe
@@ -83,7 +83,7 @@ def submit(url: str, name: str, arguments: Sequence[str], folder: FolderToBring)
 
 
 def check_answers(url: str) -> None:
-    """Check that something answers at the address of a dashboard, whatever it says.
+    """Check that something answers at the address of a dashboard, whatever it says, unless only Ray's client can reach it.
 
     Raises:
         RecipeError: the address is none of HTTP, or nothing answers there.
@@ -95,6 +95,8 @@ def check_answers(url: str) -> None:
         known = False
     if not known:
         raise RecipeError("--submit", f"{url!r} is no address of a dashboard", _NAMED)
+    if _needs_rays_client(parts):
+        return
     asked = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()  # a password is for Ray's client alone
     try:
         urllib.request.urlopen(f"{asked.rstrip('/')}/api/version", timeout=ANSWER_S).close()
@@ -111,6 +113,14 @@ def check_answers(url: str) -> None:
         raise RecipeError(
             "--submit", f"the cluster at {url} does not answer: {getattr(why, 'strerror', None) or why}", _NAMED
         ) from error
+
+
+def _needs_rays_client(address: SplitResult) -> bool:
+    """Whether an address is reached by a proxy of which urllib knows nothing: SOCKS, or one that is ``all_proxy`` alone."""
+    proxies = urllib.request.getproxies()
+    proxy = proxies.get(address.scheme) or proxies.get("all", "")
+    known = address.scheme in proxies and not proxy.startswith("socks")
+    return bool(proxy) and not known and not urllib.request.proxy_bypass(address.netloc.rpartition("@")[2])
 
 
 def _free_name(client: "JobSubmissionClient", url: str, run: str) -> str:

@@ -8,7 +8,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,8 @@ def fetch_run(address: str, note: Callable[[str], None], parent: Path | None = N
         try:
             note(f"Fetching the run, as it was at version {max(versions)}, from {address} to {path}")
             stored_checkpoints.fetch(from_there, path, max(versions))
-            _fetch(storage, [each for each in storage.listing() if not each.startswith(_WEIGHTS) and each != DRIVER], path)
+            there = {name: each for name, each in storage.listing().items() if not name.startswith(_WEIGHTS) and name != DRIVER}
+            _fetch(storage, there, path)
             folder = RunFolder(path)
             folder.logs.mkdir(exist_ok=True)
             _forget_how_it_ended(folder)
@@ -159,8 +160,6 @@ def copy_of(address: str, *, weights: bool = False) -> Path:
         there = {name: each for name, each in there.items() if _is_whole(name, whole) and name != DRIVER}
         new = {name: each for name, each in there.items() if _differs(here / name, each)}
         _fetch(storage, new, here)
-        for name, each in new.items():
-            os.utime(here / name, ns=(each.written_ns, each.written_ns))
         for path in here.rglob("[!.]*"):  # others may fetch the same now, under hidden names
             name = path.relative_to(here).as_posix()
             if path.is_file() and name not in there and (weights or not name.startswith(_WEIGHTS)):
@@ -226,8 +225,11 @@ def _tracked_elsewhere(recipe: Mapping[str, Any]) -> bool:
     return bool((recipe.get("tracking") or {}).get("uri"))
 
 
-def _fetch(storage: Storage, names: Iterable[str], to: Path) -> None:
-    places = {name: to / name for name in names}
+def _fetch(storage: Storage, there: Mapping[str, Listed], to: Path) -> None:
+    """Fetch objects into files that are as old as they are, by which it is seen later which of them are the same."""
+    places = {name: to / name for name in there}
     if outside := [name for name in places if leads_outside(name)]:
         raise RecipeError("", f"there is an object {outside[0]!r} at {storage.address}", "see who wrote it; nothing was read")
     storage.fetch_all(places)
+    for name, place in places.items():
+        os.utime(place, ns=(there[name].written_ns, there[name].written_ns))

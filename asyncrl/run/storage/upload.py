@@ -190,14 +190,19 @@ class Upload:
             self._upload_database(ending)
 
     def _look_at_store(self) -> None:
-        """Find out what a run that is resumed has uploaded before."""
+        """Find out what a run that is resumed has uploaded before.
+
+        Of the episodes of a step that was done again in the meantime, the store has those of the first time, which are older.
+        """
         if self._wanted.checkpoints:
             self._whole = set(self._begun_with).intersection(stored_checkpoints.stored_versions(self._storage))
             stored_checkpoints.prune(self._storage, self._keep)
         there = self._storage.listing(EPISODES)
         for name, file in self._files():
-            if name in there and name.startswith(f"{EPISODES}/") and there[name].size == file.stat().st_size:
-                self._known[name] = _state(file)
+            if name in there and name.startswith(f"{EPISODES}/"):
+                size, written_ns = state = _state(file)
+                if there[name].size == size and there[name].written_ns >= written_ns:
+                    self._known[name] = state
         self._listed = True
 
     def _upload_checkpoints(self) -> None:

@@ -307,7 +307,7 @@ async def test_a_session_for_which_openenv_has_no_room_says_so():
 
 
 def refusing():
-    """An app of OpenEnv whose action refuses by its types and by a validator, and whose environment raises at 13."""
+    """An app of OpenEnv whose action refuses by its types and by a validator, and whose environment raises at 13 and at 14."""
     types_of = pytest.importorskip("openenv.core.env_server.types")
     interfaces = pytest.importorskip("openenv.core.env_server.interfaces")
     http_server = pytest.importorskip("openenv.core.env_server.http_server")
@@ -332,6 +332,8 @@ def refusing():
         def step(self, action, timeout_s=None, **_):
             if action.number == 13:
                 raise KeyError("no such room")
+            if action.number == 14:
+                types_of.State(step_count="many")
             return types_of.Observation(done=True, reward=1.0)
 
         @property
@@ -353,10 +355,14 @@ async def test_an_action_that_openenv_refuses_is_the_policys_and_an_exception_of
         _, (refused,) = await play(guessing.make(), task, turns(101, 7))
         with pytest.raises(EnvironmentBroken, match=rf"of the OpenEnv server {url} failed at {{'number': 13}}: .*no such room"):
             await play(guessing.make(), task, turns(13, 7))
+        with pytest.raises(EnvironmentBroken, match=rf"of the OpenEnv server {url} failed at {{'number': 14}}: "):
+            await play(guessing.make(), task, turns(14, 7))
+        _, (missing, more) = await play(guessing.make(), task, [Action("", (ToolCall("act", a),)) for a in ({}, {"far": 1})])
     assert seen == "Begin."
     assert unfit.observation.messages[0].content == "error: this is no action; its fields are number (integer)"
     assert (unfit.fault, unfit.done, right.reward) == (Fault.MALFORMED_CALL, False, 1.0)
     assert (refused.fault, refused.done, refused.reward) == (Fault.MALFORMED_CALL, True, 0.0)
+    assert [each.fault for each in (missing, more)] == [Fault.MALFORMED_CALL] * 2
     assert "the server refused the action, and the episode is over" in refused.observation.messages[0].content
 
 
@@ -510,7 +516,9 @@ async def test_a_rollout_of_verifiers_that_was_never_scored_has_no_reward(monkey
     from datasets import Dataset
 
     rows = Dataset.from_list([{"question": str(n), "answer": ""} for n in range(20)])
-    sums = member("verifiers", made_module("made_unscored", load_environment=lambda: vf.SingleTurnEnv(dataset=rows)))
+    rubric = vf.Rubric(funcs=[lambda completion: 1.0])
+    made = made_module("made_unscored", load_environment=lambda: vf.SingleTurnEnv(dataset=rows, rubric=rubric))
+    sums = member("verifiers", made)
     (task,) = sums.make_tasks("train", 1, 0)
 
     async def unscored(self, state):
@@ -613,6 +621,59 @@ async def test_a_rubric_that_environments_of_verifiers_share_is_heard_once_and_i
     assert sorted(value for name, value in end.metrics.items() if "worth" in name) == [0.25, 0.5]
 
 
+async def test_a_tool_of_verifiers_that_raises_is_a_tool_that_failed():
+    vf = pytest.importorskip("verifiers")
+    if not hasattr(vf, "load_environment"):
+        pytest.skip("this is verifiers.v1")
+    from datasets import Dataset
+
+    def divide(x: int, y: int) -> float:
+        """Divide two numbers."""
+        return x / y
+
+    def load_environment():
+        rows = Dataset.from_list([{"question": str(n), "answer": ""} for n in range(20)])
+        return vf.EnvGroup(
+            [
+                vf.ToolEnv(dataset=rows, tools=[divide], max_turns=2, rubric=vf.Rubric(funcs=[lambda completion: 1.0]))
+                for _ in range(2)
+            ]
+        )
+
+    dividing = member("verifiers", made_module("made_dividing", load_environment=load_environment))
+    async with contextlib.AsyncExitStack() as stack:
+        environment = dividing.make()
+        environment.shared = await stack.enter_async_context(dividing.share({}))
+        calls = tuple(ToolCall("divide", arguments) for arguments in ({"x": 1, "y": 1}, {"x": 1, "y": 0}, {"z": 1}))
+        turns = [Action("", calls), Action("done", ())]
+        _, (divided, end) = await play(environment, dividing.make_tasks("train", 1, 0)[0], turns)
+    assert [record.outcome for record in divided.calls] == [CallOutcome.OK, CallOutcome.ERROR, CallOutcome.MALFORMED]
+    assert divided.calls[1].problem == "ZeroDivisionError: division by zero"
+    assert divided.fault is Fault.TOOL_ERROR
+    assert [(error.method, error.kind) for error in divided.errors] == [("divide", "ZeroDivisionError")]
+    assert [message.content for message in divided.observation.messages][:2] == ["1.0", "division by zero"]
+    assert (end.reward, end.done, end.fault, end.errors) == (1.0, True, None, ())
+
+
+async def test_what_an_environment_of_verifiers_asks_of_sampling_is_heard():
+    vf = pytest.importorskip("verifiers")
+    if not hasattr(vf, "load_environment"):
+        pytest.skip("this is verifiers.v1")
+    from datasets import Dataset
+
+    rows = Dataset.from_list([{"question": str(n), "answer": ""} for n in range(20)])
+    rubric, asked_for = vf.Rubric(funcs=[lambda completion: 1.0]), {"logprobs": True}
+    made = made_module(
+        "made_asking", load_environment=lambda: vf.SingleTurnEnv(dataset=rows, rubric=rubric, sampling_args=asked_for)
+    )
+    asking = member("verifiers", made)
+    async with contextlib.AsyncExitStack() as stack:
+        environment = asking.make()
+        environment.shared = await stack.enter_async_context(asking.share({}))
+        with pytest.raises(EnvironmentBroken, match="asks for logprobs=True, which turns here do not have"):
+            await play(environment, asking.make_tasks("train", 1, 0)[0], [])
+
+
 @pytest.mark.parametrize(
     ("made", "problem"),
     [
@@ -620,17 +681,37 @@ async def test_a_rubric_that_environments_of_verifiers_share_is_heard_once_and_i
             lambda vf, rows: vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[lambda completions: [1.0]])),
             "scores the rollouts",
         ),
-        (lambda vf, rows: vf.SingleTurnEnv(eval_dataset=rows), "'made_refused_1' has no rows for training: dataset is not set"),
+        (
+            lambda vf, rows: vf.SingleTurnEnv(eval_dataset=rows, rubric=vf.Rubric(funcs=[lambda completion: 1.0])),
+            "'made_refused' has no rows for training: dataset is not set",
+        ),
+        (lambda vf, rows: vf.SingleTurnEnv(dataset=rows), "'made_refused' has no rubric, or one without functions"),
+        (
+            lambda vf, rows: vf.EnvGroup(
+                [
+                    vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[lambda completion: 1.0])),
+                    vf.SingleTurnEnv(dataset=rows, rubric=vf.JudgeRubric(judge_client=object())),
+                ]
+            ),
+            "'made_refused' has no rubric, or one without functions",
+        ),
+        (
+            lambda vf, rows: vf.SingleTurnEnv(
+                dataset=rows, rubric=vf.Rubric(funcs=[lambda completion: 1.0]), score_rollouts=False
+            ),
+            r"leaves its rollouts unscored \(score_rollouts\)",
+        ),
     ],
 )
-def test_what_verifiers_cannot_be_trained_on_is_refused_before_the_run(made, problem: str):
+def test_what_verifiers_cannot_be_trained_on_is_refused_before_the_run(made, problem: str, monkeypatch: pytest.MonkeyPatch):
     vf = pytest.importorskip("verifiers")
     if not hasattr(vf, "load_environment"):
         pytest.skip("this is verifiers.v1")
     from datasets import Dataset
 
     rows = Dataset.from_list([{"question": str(n), "answer": ""} for n in range(20)])
-    name = made_module(f"made_refused_{int('training' in problem)}", load_environment=lambda: made(vf, rows))
+    monkeypatch.setattr("asyncrl.envs.other_projects.verifiers._environments", {})
+    name = made_module("made_refused", load_environment=lambda: made(vf, rows))
     with pytest.raises(RecipeError, match=problem):
         member("verifiers", name).make_tasks("train", 1, 0)
 
@@ -650,8 +731,10 @@ def test_held_out_rows_of_verifiers_are_used_whole_and_none_are_taken_from_train
 
     rows = {count: Dataset.from_list([{"question": str(n), "answer": ""} for n in range(count)]) for count in (40, 30)}
     held_out = (lambda: rows[30]) if late else rows[30]
+    rubric = vf.Rubric(funcs=[lambda completion: 1.0])
     name = made_module(
-        f"made_split_{late}".lower(), load_environment=lambda: vf.SingleTurnEnv(dataset=rows[40], eval_dataset=held_out)
+        f"made_split_{late}".lower(),
+        load_environment=lambda: vf.SingleTurnEnv(dataset=rows[40], eval_dataset=held_out, rubric=rubric),
     )
     split = member("verifiers", name)
     assert [len(split.make_tasks(each, 100, 0)) for each in ("train", "evaluation")] == [40, 30]

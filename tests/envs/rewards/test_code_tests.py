@@ -5,6 +5,7 @@ import base64
 import json
 import os
 import pickle
+import threading
 import time
 import zlib
 from collections.abc import AsyncIterator
@@ -200,6 +201,16 @@ def input_output(**given: object) -> dict[str, object]:
             "def deep(n): return reduce(xor, deepcopy([n ^ 1, 1])) if n < 2 else 1 + deep(n - 1)",
             1.0,
         ),
+        (
+            input_output(inputs=[[{"1": 2, "-3": 4}]], outputs=[[{"1": 2}]], fn_name="f"),
+            "def f(d): return {k: d[k] for k in [1]}",
+            1.0,
+        ),
+        (
+            input_output(inputs=[[{"1": 2, "a": 4}, [{"5": 6}]]], outputs=[8], fn_name="f"),
+            "def f(d, e): return d['1'] + e[0]['5']",
+            1.0,
+        ),
         (input_output(inputs=[["a"]], outputs=[[["a", 1]]], fn_name="f"), "def f(x): return [(x, 1)]", 1.0),
         (input_output(inputs=["3\n1 0 0\n", ["1", "5"]], outputs=["\n0.3333333\n", ["5.0"]]), PROGRAM, 1.0),
         (input_output(inputs=["3\n1 0 0\n", ["1", "5"]], outputs=["0.3334", ["5"]]), PROGRAM, 0.5),
@@ -215,6 +226,33 @@ def input_output(**given: object) -> dict[str, object]:
 async def test_tests_are_read_as_data_sets_have_them(sandbox: Sandbox, data: dict[str, object], answer: str, share: float):
     reward = CodeTests(sandbox, all_or_nothing=False, limits=LIMITS)
     assert await reward(Task(id=TaskId("t"), prompt="?", data=data), answer) == share
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_tests_of_several_columns_all_count(sandbox: Sandbox):
+    columns = ("public_test_cases", "private_test_cases")
+    data = {columns[0]: json.dumps(TOTALS[:1]), columns[1]: private(TOTALS[1:]), **NAMED}
+    reward = CodeTests(sandbox, key=columns, all_or_nothing=False, limits=LIMITS)
+    answers = (SOLUTION, SOLUTION.replace("start)", ")"), "class Solution:\n    def total(self, values): return 0")
+    assert [await reward(Task(id=TaskId("t"), prompt="?", data=data), answer) for answer in answers] == [1.0, 0.5, 0.5]
+    none = Task(id=TaskId("t"), prompt="?", data={columns[0]: "[]", columns[1]: "[]"})
+    with pytest.raises(EnvironmentBroken, match=r"data\['public_test_cases'\] \+ data\['private_test_cases'\] holds no test"):
+        await reward(none, "pass")
+    with pytest.raises(EnvironmentBroken, match="needs data 'private_test_cases'"):
+        await reward(Task(id=TaskId("t"), prompt="?", data={columns[0]: "[]"}), "pass")
+
+
+async def test_tests_are_not_read_on_the_event_loop(monkeypatch: pytest.MonkeyPatch):
+    threads = []
+
+    def read_tests(found: object, metadata: object) -> list[object]:
+        threads.append(threading.current_thread())
+        return []
+
+    monkeypatch.setattr("asyncrl.envs.rewards.code_tests.read_tests", read_tests)
+    with pytest.raises(EnvironmentBroken, match="holds no test"):
+        await CodeTests(SimpleNamespace())(task("..."), "pass")
+    assert threading.current_thread() not in threads
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_disk import filled, mounted
 
 from asyncrl.buffers.payload_store import PayloadStore, PayloadWriter
 from asyncrl.cli.written_file import write_file
@@ -57,6 +58,18 @@ def test_a_refused_write_names_its_file(name: str, write: Callable[[Path], None]
     assert told.startswith(f"{file}: File too large; ")
     assert "ulimit -f" in told
     assert not [*tmp_path.glob(".*")]
+
+
+@pytest.mark.parametrize("noted", [b"", b"x" * 4089 + b"\n"], ids=["no room", "room for a part of it"])
+def test_a_resume_that_begins_on_a_full_disk_counts(noted: bytes, tmp_path: Path) -> None:
+    with mounted(tmp_path / "small", "tmpfs", "size=1m") as disk:
+        (disk / "resumes").write_bytes(noted)
+        folder = RunFolder(disk)
+        before = folder.resumes
+        with filled(disk):
+            folder.count_resume()
+        folder.count_resume()
+        assert folder.resumes == before + 2
 
 
 def test_a_file_that_a_user_names_is_whole_or_what_it_was_before(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from ssl import SSLCertVerificationError
@@ -145,3 +146,25 @@ def test_what_answers_with_a_certificate_is_left_to_rays_client_to_believe(monke
 
     monkeypatch.setattr("urllib.request.urlopen", refuse)
     check_answers("https://HEAD:8265")
+
+
+@pytest.mark.parametrize(
+    ("proxies", "is_asked"),
+    [
+        ({}, True),
+        ({"ALL_PROXY": "socks5://127.0.0.1:9"}, False),
+        ({"all_proxy": "http://127.0.0.1:9"}, False),
+        ({"http_proxy": "socks5h://127.0.0.1:9"}, False),
+        ({"http_proxy": "http://127.0.0.1:9"}, True),
+        ({"ALL_PROXY": "socks5://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}, True),
+        ({"https_proxy": "socks5://127.0.0.1:9"}, True),
+    ],
+)
+def test_what_only_rays_client_can_reach_is_left_to_it(monkeypatch: pytest.MonkeyPatch, proxies: dict[str, str], is_asked: bool):
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in proxies.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RecipeError, match="does not answer") if is_asked else nullcontext():
+        check_answers("http://me:word@127.0.0.1:9")

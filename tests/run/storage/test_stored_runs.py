@@ -378,6 +378,30 @@ def test_episodes_of_a_step_that_is_done_again_are_removed_there_too(store: Obje
     assert f"trajectories/{file.name}" not in store.names(uploads.addresses[0])
 
 
+def test_episodes_of_a_step_that_was_done_again_replace_those_of_their_size(store: ObjectStore, bucket: str, tmp_path: Path):
+    run = StoredRun(f"{bucket}/runs", steps=4, versions=(2, 4))
+    same, again = (training_file(run.folder.trajectories, version, 0) for version in (2, 4))
+    an_hour_ago = time.time_ns() - 3600 * 10**9
+    os.utime(same, ns=(an_hour_ago, an_hour_ago))  # of what was just written, a store's time in seconds could be too early
+    at = uploaded(run)
+    again.write_bytes(b"episodes of 5")  # by a resume that was lost before it had uploaded them
+    assert len(b"episodes of 5") == len(store.content(f"{at}/trajectories/{again.name}"))
+    before = len(store.requests)
+    assert uploaded(run) == at
+    assert store.content(f"{at}/trajectories/{again.name}") == b"episodes of 5"
+    (kept,) = {
+        file for method, path in store.requests[before:] if method == "PUT" and (file := Path(path)).suffix == again.suffix
+    }
+    assert kept.name == again.name
+    before = len(store.requests)
+    there, _ = gone_on_with(at, tmp_path)  # what was fetched is as old as it is in the store
+    recipe = compose(str(there.recipe))
+    uploads = Uploads(recipe, there, Notes())
+    uploads.start()
+    uploads.finish(SOON_S)
+    assert not [path for method, path in store.requests[before:] if method == "PUT" and Path(path).suffix == again.suffix]
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [
