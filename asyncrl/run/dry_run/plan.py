@@ -374,9 +374,11 @@ def _beyond_the_machine(recipe: Recipe, plan: Plan) -> str:
     (each,) = (process.each_bytes for process in plan.processes if process.part == MAIN_POOL)
     there, free = plan.machine.memory, plan.machine.free
     fitting = (there - plan.total_bytes + recipe.generators.count * each) // each
-    room = f"{fitting} generators would fit" if fitting > 0 else "not even the rest fits without generators"
+    if fitting > 0:
+        remedy = f"lower generators.count to {fitting}"
+    else:
+        remedy = "take a smaller model, lower generators.kv_cache_mb or learner.micro_batch_tokens"
     return (
         f"the run needs about {memory(plan.total_bytes)}, and this machine has {memory(there)} in all, "
-        f"of which {memory(free)} are free: it cannot hold the run by itself ({room}); lower generators.count, or "
-        "set RAY_ADDRESS to join a cluster"
+        f"of which {memory(free)} are free: it cannot hold the run by itself; {remedy}, or set RAY_ADDRESS to join a cluster"
     )

@@ -330,12 +330,14 @@ def test_what_no_machine_holds_is_said_with_what_it_would_hold():
     plan = make_plan(recipe, ROOMY)
     said = [remark for remark in plan.remarks if "cannot hold" in remark]
     assert len(said) == 1, plan.remarks
-    fitting = int(re.search(r"(\d+) generators would fit", said[0])[1])
+    fitting = int(re.search(r"lower generators.count to (\d+)", said[0])[1])
     assert f"{plan.total_bytes / 2**30:.1f} GiB, and this machine has 64.0 GiB in all" in said[0]
     assert make_plan(compose("quickstart", [f"generators.count={fitting}"]), ROOMY).total_bytes <= ROOMY.memory
     assert make_plan(compose("quickstart", [f"generators.count={fitting + 1}"]), ROOMY).total_bytes > ROOMY.memory
     tiny = msgspec.structs.replace(ROOMY, memory=1 << 30, free=1 << 29)
-    assert any("fits without generators" in remark for remark in make_plan(compose("quickstart"), tiny).remarks)
+    (none_fits,) = (remark for remark in make_plan(compose("quickstart"), tiny).remarks if "cannot hold" in remark)
+    assert "take a smaller model" in none_fits
+    assert "generators.count" not in none_fits
 
 
 def test_a_tool_parser_that_vllm_has_not_is_refused_with_those_it_has(monkeypatch):
