@@ -28,10 +28,11 @@ def _somebody_plays_each_kind_of_episode(recipe: Recipe) -> Iterator[RecipeError
     for missing, other in (("train", "evaluation"), ("evaluation", "train")):
         if all(role == other for role in roles.values()):
             what = "training episodes" if missing == "train" else "evaluations"
+            enough = f"{missing} or both" if len(roles) > 1 else "both"  # alone, it must play the other kind as well
             yield RecipeError(
                 "generators.role",
                 f"no pool plays {what}: {', '.join(f'{name} has role {role}' for name, role in roles.items())}",
-                f"set it to {missing} or both, or add a pool with that role to generators.pools",
+                f"set it to {enough}, or add a pool of role {missing} to generators.pools",
             )
 
 
