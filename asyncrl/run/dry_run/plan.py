@@ -347,7 +347,7 @@ def _remarks(recipe: Recipe, shape: ModelShape, plan: Plan) -> tuple[str, ...]:
     elif plan.total_bytes > plan.machine.free:
         remarks.append(
             f"the run needs about {memory(plan.total_bytes)} of memory and {memory(plan.machine.free)} are free here: "
-            "lower generators.count, generators.kv_cache_mb or learner.micro_batch_tokens, or free some memory"
+            "lower generators.count, generators.kv_cache_mb, learner.micro_batch_tokens or buffer.capacity_mb, or free some"
         )
     if isinstance(recipe.buffer.journal, AppendOnlyJournalConfig) and recipe.buffer.journal.keep:
         remarks.append(f"to be replayed (docs/how-to/replay.md), the run keeps {plan.kept}")
@@ -377,6 +377,6 @@ def _beyond_the_machine(recipe: Recipe, plan: Plan) -> str:
     room = f"{fitting} generators would fit" if fitting > 0 else "not even the rest fits without generators"
     return (
         f"the run needs about {memory(plan.total_bytes)}, and this machine has {memory(there)} in all, "
-        f"of which {memory(free)} are free: it cannot hold the run by itself ({room}); lower generators.count, or "
-        "set RAY_ADDRESS to join a cluster"
+        f"of which {memory(free)} are free: it cannot hold the run by itself ({room}); lower generators.count, "
+        "generators.kv_cache_mb or buffer.capacity_mb, or set RAY_ADDRESS to join a cluster"
     )
