@@ -123,6 +123,15 @@ ALONE = {"batch": {"group_size": 1}, "algorithm": {"advantage": {"kind": "reinfo
         ({"generators": {"role": "train"}}, "generators.role", "set it to both, or add a pool of role evaluation"),
         ({"generators": {"role": "train", "pools": {"b": {"count": 1}}}}, "generators.role", "evaluation or both"),
         ({"generators": {"role": "evaluation", "pools": EVALUATING}}, "generators.role", "train or both"),
+        ({"buffer": {"shards": 1_000_000_000}}, "buffer.shards", "no more than 4,096"),
+        ({"learner": {"context_parallel": 64, "tensor_parallel": 65}}, "learner.tensor_parallel", "no more than 4,096"),
+        ({"generators": {"count": 2, "tensor_parallel": 2049}}, "generators.count", "no more than 4,096"),
+        ({"generators": {"pools": {"b": {"count": 4097}}}}, "generators.pools.b.count", "no more than 4,096"),
+        (
+            {"algorithm": {"teacher": {"path": "x", "engines": 4097}}},
+            "algorithm.teacher.engines",
+            "no more than 4,096",
+        ),
         ({"generators": {"pools": {"learner": {"count": 1}}}}, "generators.pools.learner", "another one"),
         (
             {"generators": {"pools": {"b": {"count": 1, "max_running": 4}}}},
