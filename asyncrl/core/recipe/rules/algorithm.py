@@ -31,6 +31,9 @@ MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
 _OF_NO_GROUP = (NoAdvantageConfig, GaeAdvantageConfig, ReinforcePlusPlusAdvantageConfig, CustomAdvantageConfig)
 """Advantages that compare no episodes of a group, or of which only their author knows it."""
 
+TAKE_NO_PENALTY = (PassAtKAdvantageConfig, MaxRlAdvantageConfig, GdpoAdvantageConfig, NoAdvantageConfig)
+"""Advantages with which ``algorithm.overlong`` is refused: a success must stay one, or the final reward is not all that counts."""
+
 
 def _stale_tokens_need_a_correction(recipe: Recipe) -> Iterator[RecipeError]:
     stale, correction = recipe.buffer.max_staleness, recipe.algorithm.correction
