@@ -34,7 +34,25 @@ ALONE = {"batch": {"group_size": 1}, "algorithm": {"advantage": {"kind": "reinfo
             "batch.group_size",
             "at least 2",
         ),
-        ({"batch": {"groups_per_step": 3}, "learner": {"data_parallel": 4}}, "batch.groups_per_step", "at least 4"),
+        (
+            {"batch": {"groups_per_step": 3, "group_size": 2}, "learner": {"data_parallel": 7}},
+            "learner.data_parallel",
+            "at most 6, or batch.groups_per_step to at least 4",
+        ),
+        (
+            {"batch": {"groups_per_step": 5, "group_size": 2}, "algorithm": {"minibatches": 4}, "learner": {"data_parallel": 3}},
+            "learner.data_parallel",
+            "at most 2, or batch.groups_per_step to at least 8",
+        ),
+        (
+            {
+                "batch": {"groups_per_step": 1, "group_size": 2},
+                "algorithm": {"advantage": {"kind": "remax"}},
+                "learner": {"data_parallel": 2},
+            },
+            "learner.data_parallel",
+            "at most 1, or batch.groups_per_step to at least 2",
+        ),
         ({"learner": {"virtual_pipeline": 2}}, "learner.virtual_pipeline", "learner.pipeline_parallel to at least 2"),
         ({"learner": {"fp8": "hybrid"}}, "learner.fp8", "learner.dtype to bfloat16"),
         ({"learner": {"expert_parallel": 2}}, "learner.expert_parallel", "divisor of 1"),
@@ -167,6 +185,7 @@ def test_a_contradiction_is_refused_with_a_remedy(sections: dict[str, Any], plac
     [
         {**UNCORRECTED, "buffer": SYNCHRONOUS},
         {"buffer": {"max_staleness": 0}},
+        {"batch": {"groups_per_step": 1}, "learner": {"data_parallel": 8}},
         {"buffer": {"max_staleness": 1, "pipeline_depth": 1, "on_stale": "wait"}},
         {"sampling": {"max_turn_tokens": 511}},
         {"sampling": {"temperature": 0.01}, "evaluation": {"temperature": 0.01}},

@@ -32,7 +32,7 @@ _OF_NO_GROUP = (NoAdvantageConfig, GaeAdvantageConfig, ReinforcePlusPlusAdvantag
 """Advantages that compare no episodes of a group, or of which only their author knows it."""
 
 TAKE_NO_PENALTY = (PassAtKAdvantageConfig, MaxRlAdvantageConfig, GdpoAdvantageConfig, NoAdvantageConfig)
-"""Advantages with which ``algorithm.overlong`` is refused: a success must stay one, or the final reward is not all that counts."""
+"""Advantages with which ``algorithm.overlong`` is refused: the final reward is a success or not, or not all that counts."""
 
 
 def _stale_tokens_need_a_correction(recipe: Recipe) -> Iterator[RecipeError]:

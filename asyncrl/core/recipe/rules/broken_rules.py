@@ -70,13 +70,16 @@ def _a_group_fits_an_engine(recipe: Recipe) -> Iterator[RecipeError]:
             )
 
 
-def _every_rank_gets_a_group(recipe: Recipe) -> Iterator[RecipeError]:
-    groups, ranks = recipe.batch.groups_per_step, recipe.learner.data_parallel
-    if groups < ranks:
+def _every_rank_gets_an_episode(recipe: Recipe) -> Iterator[RecipeError]:
+    """Ranks share out the episodes of an optimizer step, also those of one group."""
+    algorithm, ranks = recipe.algorithm, recipe.learner.data_parallel
+    of_group = recipe.batch.group_size - (algorithm.greedy_sample is not None)
+    episodes = recipe.batch.groups_per_step // algorithm.minibatches * of_group
+    if 0 < episodes < ranks:
         yield RecipeError(
-            "batch.groups_per_step",
-            f"{groups} groups a training step leave some of learner.data_parallel {ranks} ranks without work",
-            f"set it to at least {ranks}, or learner.data_parallel to at most {groups}",
+            "learner.data_parallel",
+            f"{ranks} ranks share out the episodes of an optimizer step, and some step has {episodes}: some ranks are without work",
+            f"set it to at most {episodes}, or batch.groups_per_step to at least {-(-ranks // of_group) * algorithm.minibatches}",
         )
 
 
@@ -203,7 +206,7 @@ _RULES: tuple[Rule, ...] = (
     _the_pace_keeps_the_bound,
     _an_episode_fits_a_micro_batch,
     _a_group_fits_an_engine,
-    _every_rank_gets_a_group,
+    _every_rank_gets_an_episode,
     _chunks_are_of_a_pipeline,
     _fp8_has_layers_that_know_it,
     _two_processes_share_a_gpu,
