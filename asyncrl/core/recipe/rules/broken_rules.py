@@ -78,7 +78,7 @@ def _every_rank_gets_an_episode(recipe: Recipe) -> Iterator[RecipeError]:
     if 0 < episodes < ranks:
         yield RecipeError(
             "learner.data_parallel",
-            f"{ranks} ranks share out the episodes of an optimizer step, and some step has {episodes}: some ranks are without work",
+            f"{ranks} ranks share out the episodes of an optimizer step, and some step has {episodes}: some have no work",
             f"set it to at most {episodes}, or batch.groups_per_step to at least {-(-ranks // of_group) * algorithm.minibatches}",
         )
 
