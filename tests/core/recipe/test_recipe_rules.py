@@ -97,6 +97,12 @@ ALONE = {"batch": {"group_size": 1}, "algorithm": {"advantage": {"kind": "reinfo
         ),
         ({"deadlines": {"batch": 299}}, "deadlines.batch", "at least 300"),
         ({"batch": {"group_size": 4, "min_group": 5}}, "batch.min_group", "at most 4"),
+        ({"batch": {"group_size": 4, "min_group": 1}}, "batch.min_group", "at least 2, or leave it out"),
+        (
+            {"batch": {"group_size": 6, "min_group": 4}, "algorithm": {"advantage": {"kind": "pass_at_k", "k": 4}}},
+            "batch.min_group",
+            "at least 5, or leave it out",
+        ),
         ({"buffer": {"filters": [{"kind": "accuracy_window", "low": 2}]}}, "buffer.filters[0].low", "at most 1"),
         (
             {"buffer": {"filters": [{"kind": "accuracy_window", "low": 2, "high": 1.23456789}]}},
@@ -200,6 +206,8 @@ def test_a_contradiction_is_refused_with_a_remedy(sections: dict[str, Any], plac
         {"learner": {"context_parallel": 2, "tensor_parallel": 3, "expert_parallel": 2, "expert_tensor_parallel": 3}},
         {"learner": {"warmup_steps": 3}},
         {"batch": {"group_size": 4, "min_group": 4}},
+        {"batch": {"group_size": 4, "min_group": 1}, "algorithm": {"advantage": {"kind": "gae"}}},
+        {"batch": {"group_size": 6, "min_group": 5}, "algorithm": {"advantage": {"kind": "pass_at_k", "k": 4}}},
         {"buffer": {"filters": [{"kind": "accuracy_window", "low": 0.5, "high": 0.5}]}},
         {"buffer": {"max_staleness": 4, "max_reuse": 5}},
         {"environment": {"name": "x", "tool_timeout_s": 300}},

@@ -260,14 +260,15 @@ def _a_greedy_baseline_is_there_and_like_the_rest(recipe: Recipe) -> Iterator[Re
 def _a_group_has_what_is_compared(recipe: Recipe) -> Iterator[RecipeError]:
     advantage = recipe.algorithm.advantage
     of_group = isinstance(advantage, ReinforcePlusPlusAdvantageConfig) and advantage.baseline == "group"
-    if recipe.batch.group_size > 1 or (isinstance(advantage, _OF_NO_GROUP) and not of_group):
+    if isinstance(advantage, _OF_NO_GROUP) and not of_group:
         return
     kind = advantage.__struct_config__.tag
-    yield RecipeError(
-        "batch.group_size",
-        f"algorithm.advantage of kind {kind} compares the episodes of a group, and a group of one has nothing to compare",
-        "set it to at least 2, or take an advantage that compares none: none with a teacher, gae, reinforce_plus_plus",
-    )
+    problem = f"algorithm.advantage of kind {kind} compares the episodes of a group, and a group of one has nothing to compare"
+    if recipe.batch.group_size == 1:
+        others = "or take an advantage that compares none: none with a teacher, gae, reinforce_plus_plus"
+        yield RecipeError("batch.group_size", problem, f"set it to at least 2, {others}")
+    elif recipe.batch.min_group == 1:
+        yield RecipeError("batch.min_group", problem, "set it to at least 2, or leave it out")
 
 
 def _a_try_fits_the_group(recipe: Recipe) -> Iterator[RecipeError]:
@@ -278,6 +279,12 @@ def _a_try_fits_the_group(recipe: Recipe) -> Iterator[RecipeError]:
             "algorithm.advantage.k",
             f"a group of batch.group_size {size} has no two sets of {advantage.k} episodes to compare, so nothing is trained",
             f"set it to at most {size - 1}, or batch.group_size to at least {advantage.k + 1}",
+        )
+    elif isinstance(advantage, PassAtKAdvantageConfig) and 1 < (least := recipe.batch.min_group or size) <= advantage.k:
+        yield RecipeError(
+            "batch.min_group",
+            f"{least} finished episodes have no two sets of algorithm.advantage.k {advantage.k}, so that nothing is trained",
+            f"set it to at least {advantage.k + 1}, or leave it out",
         )
 
 
