@@ -309,11 +309,11 @@ def _ranges_are_not_empty(recipe: Recipe) -> Iterator[RecipeError]:
 
 def _a_dual_clip_is_beyond_the_clip(recipe: Recipe) -> Iterator[RecipeError]:
     loss = recipe.algorithm.loss
-    if isinstance(loss, PpoClipLossConfig) and 0 < loss.dual_clip <= 1 + loss.clip_high:
+    if isinstance(loss, PpoClipLossConfig) and 0 < loss.dual_clip <= (highest := 1 + loss.clip_high):
         yield RecipeError(
             "algorithm.loss.dual_clip",
             f"{exact(loss.dual_clip)} is not above 1 + algorithm.loss.clip_high {exact(loss.clip_high)}",
-            f"set it above {exact(1 + loss.clip_high)}, or to 0 for none",
+            f"set it above {exact(highest)}, or to 0 for none",
         )
 
 

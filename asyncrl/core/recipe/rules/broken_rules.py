@@ -76,10 +76,11 @@ def _every_rank_gets_an_episode(recipe: Recipe) -> Iterator[RecipeError]:
     of_group = recipe.batch.group_size - (algorithm.greedy_sample is not None)
     episodes = recipe.batch.groups_per_step // algorithm.minibatches * of_group
     if 0 < episodes < ranks:
+        groups = -(-ranks // of_group) * algorithm.minibatches
         yield RecipeError(
             "learner.data_parallel",
             f"{ranks} ranks share out the episodes of an optimizer step, and some step has {episodes}: some have no work",
-            f"set it to at most {episodes}, or batch.groups_per_step to at least {-(-ranks // of_group) * algorithm.minibatches}",
+            f"set it to at most {episodes}, or batch.groups_per_step to at least {groups}",
         )
 
 
