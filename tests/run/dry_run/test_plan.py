@@ -55,6 +55,12 @@ def test_the_buffer_holds_no_more_than_it_may_however_far_ahead_engines_could_be
     assert buffer.each_bytes < (300 << 20) + 64_000_001
 
 
+def test_the_ranks_that_divide_one_of_a_model_s_numbers_must_divide_all_of_them():
+    with pytest.raises(RecipeError, match="3 does not divide the model's 4 attention heads; choose a divisor of 2$"):
+        make_plan(compose("quickstart", ["learner.tensor_parallel=3"]), ROOMY)
+    make_plan(compose("quickstart", ["learner.tensor_parallel=2"]), ROOMY)
+
+
 def test_processes_are_counted():
     recipe = compose("quickstart", ["generators.count=3", "learner.data_parallel=2", "learner.pipeline_parallel=2"])
     plan = make_plan(recipe, ROOMY)
