@@ -56,7 +56,7 @@ def test_the_buffer_holds_no_more_than_it_may_however_far_ahead_engines_could_be
 
 
 def test_the_ranks_that_divide_one_of_a_model_s_numbers_must_divide_all_of_them():
-    with pytest.raises(RecipeError, match="3 does not divide the model's 4 attention heads; choose a divisor of 2$"):
+    with pytest.raises(RecipeError, match=r"3 does not divide the model's 4 attention heads; choose a divisor of 2$"):
         make_plan(compose("quickstart", ["learner.tensor_parallel=3"]), ROOMY)
     make_plan(compose("quickstart", ["learner.tensor_parallel=2"]), ROOMY)
 
