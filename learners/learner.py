@@ -182,7 +182,7 @@ class Learner:
         readings = []
         if whole is not None:
             readings = [
-                *readings_of(whole, batch.version - batch.oldest_version),
+                *readings_of(whole),
                 Reading(metrics.LEARNING_RATE, rate),
                 Reading(metrics.TOKENS_COMPUTED, computed),
                 Reading(metrics.STEP_SECONDS, seconds),

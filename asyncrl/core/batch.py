@@ -111,6 +111,12 @@ class Batch(msgspec.Struct, frozen=True, dict=True):
             if record.trained
         )
 
+    @cached_property
+    def largest_staleness(self) -> int:
+        """The staleness of the oldest token that may enter the loss; 0 if none may."""
+        versions = [version for row in self.rows for version, _ in row.sampled if version >= self.oldest_version]
+        return self.version - min(versions, default=self.version)
+
     @property
     def trained(self) -> tuple[BatchEpisode, ...]:
         """The episodes that were played to be trained: all but greedy ones."""

@@ -33,6 +33,12 @@ def short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def exact(number: float) -> str:
+    """Return a number with as many digits as it has: a bound that a remedy names must not be rounded, or it is refused again."""
+    rounded = f"{number:g}"
+    return rounded if float(rounded) == number else repr(number)
+
+
 def pluralize(count: int, thing: str) -> str:
     """Return a number of things, e.g. ``1 version`` or ``4 versions``."""
     return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"

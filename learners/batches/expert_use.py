@@ -13,8 +13,8 @@ class ExpertUse:
 
     Attributes:
         loads: float64 [layers, experts], how often each expert was chosen.
-        differing: float64 [staleness, 2], by the staleness of the token sampled after it: of the experts that engines chose for a
-            token, how many the router would not choose, and how many there are.
+        differing: float64 [buckets, 2], by the bucket of the staleness of the token sampled after it: of the experts that engines
+            chose for a token, how many the router would not choose, and how many there are.
 
     Args:
         layers: layers with experts of the whole model.
@@ -24,7 +24,9 @@ class ExpertUse:
 
     def __init__(self, layers: int, experts: int, max_staleness: int, device: torch.device) -> None:
         self.loads = torch.zeros(layers, experts, dtype=torch.float64, device=device)
-        self.differing = torch.zeros(max_staleness + 1, 2, dtype=torch.float64, device=device)
+        self._buckets = list(staleness_buckets(max_staleness))
+        self._oldest = torch.tensor([oldest for _, oldest in self._buckets], device=device)
+        self.differing = torch.zeros(len(self._buckets), 2, dtype=torch.float64, device=device)
 
     def count(self, layer: int, taken: Tensor, own: Tensor) -> None:
         """Count the experts that tokens go to.
@@ -48,7 +50,7 @@ class ExpertUse:
         known = (chosen >= 0) & (ages >= 0).unsqueeze(1)
         missed = known & ~(chosen.unsqueeze(2) == found.unsqueeze(1)).any(2)
         counted = torch.stack([missed.sum(1), known.sum(1)], dim=1).double()
-        self.differing.index_add_(0, ages.clamp(min=0), counted)
+        self.differing.index_add_(0, torch.bucketize(ages.clamp(min=0), self._oldest), counted)
 
     def tally(self) -> Tally:
         """Return the readings of the whole batch, after the counts of all ranks have been added up."""
@@ -63,7 +65,6 @@ class ExpertUse:
         }
         if self.differing[:, 1].sum() > 0:
             tally[metrics.REPLAY_DIFFERS] = self.differing.sum(0)
-            for youngest, oldest in staleness_buckets(len(self.differing) - 1):
-                aged = self.differing[youngest : oldest + 1].sum(0)
+            for (youngest, oldest), aged in zip(self._buckets, self.differing, strict=True):
                 tally[metrics.by_staleness(metrics.REPLAY_DIFFERS, youngest, oldest)] = aged
         return tally

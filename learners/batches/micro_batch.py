@@ -47,6 +47,7 @@ class MicroBatch(LossTokens, frozen=True, kw_only=True):
             whose hidden state predicts it.
         targets: int64 [n], the sampled tokens.
         in_buffer: int32 [n], the part of the staleness that built up after the row was committed.
+        largest_staleness: that of the oldest token of the mini-batch that may enter the loss, the same for all its micro-batches.
         logp_proximal: float32 [n], under the policy before the first optimizer step of the batch; None where no step
             needs it before its own forward pass, and on all pipeline stages but the last.
         values, returns: float32 [n], the critic's value of each token's state before the first optimizer step of the
@@ -63,6 +64,7 @@ class MicroBatch(LossTokens, frozen=True, kw_only=True):
     positions: Tensor
     targets: Tensor
     in_buffer: Tensor
+    largest_staleness: int = 0
     logp_proximal: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None
@@ -194,6 +196,7 @@ def pack(
         turns=Segments(torch.from_numpy(turn_of_token), len(turn_lengths)),
         singled_out=torch.zeros(len(sampled), dtype=torch.bool),
         max_staleness=batch.version - batch.oldest_version,
+        largest_staleness=batch.largest_staleness,
         staleness=torch.from_numpy(batch.version - versions),
         in_buffer=torch.from_numpy(batch.version - committed),
         names=tuple(record.name for record in records),

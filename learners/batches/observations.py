@@ -16,6 +16,9 @@ from asyncrl.learners.algorithm.value_loss import ValueOutcome
 from asyncrl.learners.batches.metric_tallies import Tally, add_to, tally_count, tally_means, tally_total
 from asyncrl.learners.batches.micro_batch import MicroBatch
 
+LEAST_BARS = 16
+"""Ages that the staleness histogram has a bar for in every step, if the bound allows them; older ones where there are tokens."""
+
 
 def observe(batch: MicroBatch, logp: Tensor, entropy: Tensor, outcome: Outcome, correction: CorrectionConfig) -> Tally:
     """Compute the tally of one micro-batch.
@@ -94,7 +97,7 @@ def staleness_buckets(max_staleness: int) -> Iterator[tuple[int, int]]:
         youngest, oldest = oldest + 1, max(2 * oldest, 1)
 
 
-def readings_of(tally: Tally, max_staleness: int) -> list[Reading]:
+def readings_of(tally: Tally) -> list[Reading]:
     """Readings of the whole batch, including those computed from several sums. A mean over no tokens is left out."""
     readings = []
     for metric, sums in tally.items():
@@ -105,8 +108,8 @@ def readings_of(tally: Tally, max_staleness: int) -> list[Reading]:
             readings.append(Reading(metric, total))
         elif weight > 0:
             readings.append(Reading(metric, total / weight, weight))
-    seen = [staleness for staleness in range(max_staleness + 1) if tally[metrics.tokens_at(staleness)][0] > 0]
-    readings.append(Reading(metrics.STALENESS_MAX, float(max(seen))))
+    bars = [metric.name for metric, sums in tally.items() if metric.name.startswith(metrics.TOKENS_AT) and sums[0] > 0]
+    readings.append(Reading(metrics.STALENESS_MAX, float(max(int(name.removeprefix(metrics.TOKENS_AT)) for name in bars))))
     ratio, ratio_square = (tally[metric][0] / tally[metric][1] for metric in (metrics.RATIO_MEAN, metrics.RATIO_SQUARE_MEAN))
     readings.append(Reading(metrics.EFFECTIVE_SAMPLE_SIZE, (ratio**2 / ratio_square).item()))
     odds = [tally[metric].tolist() for metric in metrics.LOG_ODDS_SUMS]
@@ -132,7 +135,7 @@ def _staleness(batch: MicroBatch) -> Tally:
         },
         batch.mask,
     )
-    for staleness in range(batch.max_staleness + 1):
+    for staleness in range(max(batch.largest_staleness, min(batch.max_staleness, LEAST_BARS)) + 1):
         tally |= tally_count(metrics.tokens_at(staleness), batch.mask & (batch.staleness == staleness))
     return tally
 

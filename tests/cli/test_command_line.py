@@ -176,7 +176,7 @@ class Curriculum:
         os.chdir("/")
 
     def weights(self):
-        return [1.0]
+        return [1.0, 1.0]
 
     def observe(self, source, rewards):
         pass
@@ -193,7 +193,7 @@ os.chdir("/")
 
 OF_FILES = """
   kind: files
-  train: [{path: a.jsonl}]
+  train: [{path: a.jsonl}, {path: c.jsonl}]
   evaluation: [{path: b.jsonl}]
   curriculum: {name: "restless:Curriculum"}"""
 
@@ -202,7 +202,7 @@ OF_FILES = """
 def test_user_code_that_leaves_the_folder_moves_no_path_of_the_recipe(tmp_path, monkeypatch, environment, tasks):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "restless.py").write_text(RESTLESS)
-    for name in ("a", "b"):
+    for name in ("a", "b", "c"):
         (tmp_path / f"{name}.jsonl").write_text(f'{{"prompt": "{name}", "answer": 1.0}}\n')
     head = "name: mine\nsteps: 1\nmodel: {path: tiny}"
     (tmp_path / "mine.yaml").write_text(f"{head}\nenvironment: {{name: '{environment}'}}\ntasks: {tasks}\n")

@@ -1,6 +1,6 @@
 import pytest
 
-from asyncrl.core.text import without_passwords
+from asyncrl.core.text import exact, without_passwords
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,12 @@ from asyncrl.core.text import without_passwords
 )
 def test_an_address_is_shown_without_its_password(text: str, shown: str) -> None:
     assert without_passwords(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(300.0, "300"), (2.5, "2.5"), (1e-5, "1e-05"), (1e12, "1e+12"), (0.21291256928910002, "0.21291256928910002")],
+)
+def test_a_number_is_shown_short_where_nothing_of_it_is_lost(number: float, shown: str) -> None:
+    assert exact(number) == shown
+    assert float(shown) == number

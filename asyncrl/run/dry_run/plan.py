@@ -347,7 +347,7 @@ def _remarks(recipe: Recipe, shape: ModelShape, plan: Plan) -> tuple[str, ...]:
     elif plan.total_bytes > plan.machine.free:
         remarks.append(
             f"the run needs about {memory(plan.total_bytes)} of memory and {memory(plan.machine.free)} are free here: "
-            "lower generators.count, generators.kv_cache_mb or learner.micro_batch_tokens, or free some memory"
+            "lower generators.count, generators.kv_cache_mb, learner.micro_batch_tokens or buffer.capacity_mb, or free some"
         )
     if isinstance(recipe.buffer.journal, AppendOnlyJournalConfig) and recipe.buffer.journal.keep:
         remarks.append(f"to be replayed (docs/how-to/replay.md), the run keeps {plan.kept}")
@@ -374,10 +374,8 @@ def _beyond_the_machine(recipe: Recipe, plan: Plan) -> str:
     (each,) = (process.each_bytes for process in plan.processes if process.part == MAIN_POOL)
     there, free = plan.machine.memory, plan.machine.free
     fitting = (there - plan.total_bytes + recipe.generators.count * each) // each
-    if fitting > 0:
-        remedy = f"lower generators.count to {fitting}"
-    else:
-        remedy = "take a smaller model, lower generators.kv_cache_mb or learner.micro_batch_tokens"
+    smaller = "generators.kv_cache_mb or buffer.capacity_mb"
+    remedy = f"lower generators.count to {fitting}, {smaller}" if fitting > 0 else f"take a smaller model, lower {smaller}"
     return (
         f"the run needs about {memory(plan.total_bytes)}, and this machine has {memory(there)} in all, "
         f"of which {memory(free)} are free: it cannot hold the run by itself; {remedy}, or set RAY_ADDRESS to join a cluster"

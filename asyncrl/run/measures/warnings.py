@@ -19,6 +19,7 @@ from asyncrl.core.measures.units import percent
 from asyncrl.core.recipe.advantage import GaeAdvantageConfig, GdpoAdvantageConfig, ReinforcePlusPlusAdvantageConfig
 from asyncrl.core.recipe.algorithm import TurnCreditConfig
 from asyncrl.core.recipe.environment import member_place
+from asyncrl.core.recipe.rules.algorithm import TAKE_NO_PENALTY
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import StopReason
 from asyncrl.generators.finished_episodes import EpisodeCounts, FinishedEpisodes, ToolCounts
@@ -170,14 +171,16 @@ class WarningSigns:
         if share <= MOST:
             return
         ((reason, number),) = cut.most_common(1)
-        limit = limits[reason]
+        limit, algorithm = limits[reason], recipe.algorithm
+        can_penalise = algorithm.overlong is None and not isinstance(algorithm.advantage, TAKE_NO_PENALTY)
+        penalty = " (algorithm.overlong)" if can_penalise else ""
         within = episodes.truncated_calls / episodes.episodes
         calls = f" ({percent(within)} within a tool call, which is not run)" if within else ""
         yield RunWarning(
             f"cut_{reason}",
             f"{percent(share)} of the episodes in {self._steps} were cut{calls}, mostly ({percent(number / episodes.episodes)}) "
             f"by {limit}, and rewarded for what they had reached: raise {limit.partition(' ')[0]}, or have the policy answer in "
-            "less (algorithm.overlong)",
+            f"less{penalty}",
         )
 
     def _empty(self, episodes: EpisodeCounts) -> Iterator[RunWarning]:

@@ -266,7 +266,8 @@ def _described(part: Part, nodes: Sequence[Node]) -> Iterator[str]:
 def _remedies(part: Part, key: str, fitting: int) -> Iterator[str]:
     section = key.rpartition(".")[0]
     if part.name == "learner":
-        yield "use fewer learner ranks"
+        if fitting:
+            yield "use fewer learner ranks"
         if part.together > 1:
             yield "set learner.tensor_parallel_nodes=several, which sends each layer's tokens over the network"
     elif fitting // part.apart:

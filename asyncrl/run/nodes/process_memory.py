@@ -59,7 +59,9 @@ def outstanding_groups(recipe: Recipe) -> int:
 
 def processes_of(recipe: Recipe, shape: ModelShape) -> tuple[Processes, ...]:
     """Return the processes of a run, in the order in which experience passes through them, without their GPUs."""
-    held = outstanding_groups(recipe) * recipe.batch.group_size * recipe.model.max_context * TRAJECTORY_BYTES_A_TOKEN
+    groups = min(outstanding_groups(recipe), recipe.steps * recipe.batch.groups_per_step)
+    longest = recipe.batch.group_size * recipe.model.max_context * TRAJECTORY_BYTES_A_TOKEN
+    held = min(groups * longest, recipe.buffer.capacity_mb * 1_000_000)
     weights = shape.parameters * max(ELEMENT_BYTES[pool.dtype] for pool in recipe.generators.by_pool.values())
     learner = recipe.learner
     layout = str(learner.layout)

@@ -46,7 +46,7 @@ def test_truncated_sampling_is_allowed_where_behaviour_probabilities_are_not_use
         (
             {"correction": {"anchor": "behaviour", "weight": "none", "bound": {"kind": "mask"}}},
             "correction.bound",
-            "take it out",
+            "weight to token and algorithm.correction.anchor to proximal_recomputed",
         ),
         (
             {"loss": {"kind": "reinforce"}, "correction": {"anchor": "proximal_log_linear", "weight": "token"}},
@@ -66,7 +66,9 @@ def test_truncated_sampling_is_allowed_where_behaviour_probabilities_are_not_use
             "by tokens.staleness",
         ),
         ({"loss": {"kind": "clip_cov", "low": 5}}, "loss.low", "below 5"),
-        ({"loss": {"kind": "ppo_clip", "dual_clip": 1.28}}, "loss.dual_clip", "3"),
+        ({"loss": {"kind": "clip_cov", "low": 5, "high": 1.23456789}}, "loss.low", "below 1.23456789"),
+        ({"loss": {"kind": "ppo_clip", "dual_clip": 1.28}}, "loss.dual_clip", "above 1.28, or to 0"),
+        ({"loss": {"kind": "ppo_clip", "clip_high": 4, "dual_clip": 3}}, "loss.dual_clip", "above 5"),
         (
             {"correction": {**DECOUPLED, "bound": {"kind": "mask", "lower": 1, "upper": 1}}},
             "correction.bound.lower",
@@ -111,6 +113,7 @@ def test_truncated_sampling_is_allowed_where_behaviour_probabilities_are_not_use
         ({"teacher": {**TEACHER, "token_variable": "KEY"}}, "teacher.token_variable", "leave it out"),
         ({"teacher": {"url": "http://host:8000", "engines": 2}}, "teacher.engines", "leave it out"),
         ({"teacher": {"url": "http://host:8000", "timeout_s": 301}}, "teacher.timeout_s", "at most 300"),
+        ({"teacher": {"url": "http://host:8000", "timeout_s": 1234.56789}}, "teacher.timeout_s", "at least 1234.56789"),
         ({"teacher": TEACHER, "loss": {"kind": "gmpo"}, "correction": DECOUPLED}, "loss.kind", "gspo or dppo"),
         ({"teacher": TEACHER, "loss": {"kind": "cross_entropy"}, "correction": IMITATES}, "loss.kind", "another loss"),
         ({"teacher": {**TEACHER, "placement": {"resources": {"GPU": 1}}}}, "teacher.placement.resources.GPU", "tensor_parallel"),

@@ -111,3 +111,89 @@ def test_a_penalty_that_no_malformed_call_costs_is_told():
     said = str(inert(recipe({}, environment=penalty)))
     assert "environment.malformed_penalty cannot act: environment.on_malformed_call is respond" in said
     assert "malformed_penalty" not in str(inert(recipe({}, environment={**penalty, "on_malformed_call": "penalise"})))
+
+
+SYNCHRONOUS: dict[str, Any] = {"max_staleness": 0, "pipeline_depth": 0}
+LOG_LINEAR: dict[str, Any] = {"correction": {"anchor": "proximal_log_linear"}}
+HELD_OUT: dict[str, Any] = {"kind": "files", "train": [{"path": "a.jsonl"}]}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "sections", "said", "mended"),
+    [
+        (
+            {"correction": {"trust_region_decay": 0.5}, "minibatches": 2},
+            {"buffer": SYNCHRONOUS},
+            "algorithm.correction.trust_region_decay cannot act: with buffer.max_staleness 0",
+            {"buffer": {"max_staleness": 1}},
+        ),
+        (
+            {"minibatches": 2},
+            {"buffer": {**SYNCHRONOUS, "sampler": {"kind": "prioritised", "staleness_decay": 0.5}}},
+            "buffer.sampler.staleness_decay cannot act",
+            {"buffer": {"max_staleness": 1, "sampler": {"kind": "prioritised", "staleness_decay": 0.5}}},
+        ),
+        (
+            LOG_LINEAR,
+            {"buffer": {"max_staleness": 1}},
+            "algorithm.correction.weight token cannot act: with buffer.max_staleness 1",
+            {"buffer": {"max_staleness": 2}},
+        ),
+        (
+            LOG_LINEAR,
+            {"buffer": {"sampler": {"kind": "prioritised", "exponent": 0, "floor": 1}}},
+            "buffer.sampler.floor cannot act",
+            {"buffer": {"sampler": {"kind": "prioritised", "exponent": 1, "floor": 1}}},
+        ),
+        (
+            {"advantage": {"kind": "none"}, "teacher": {"path": "x"}, "credit": {"kind": "turn"}, **LOG_LINEAR},
+            {},
+            "algorithm.credit of kind turn cannot act",
+            None,
+        ),
+        (
+            {"advantage": {"kind": "gae", "lam": 0.9, "length_adaptive_alpha": 0.05, "value_clip": 0}, **LOG_LINEAR},
+            {},
+            "algorithm.advantage.lam cannot act",
+            None,
+        ),
+        (
+            LOG_LINEAR,
+            {"learner": {"min_lr_ratio": 0.1, "warmup_steps": 2}},
+            "learner.min_lr_ratio cannot act: learner.warmup_steps 2 of 3 steps",
+            {"learner": {"min_lr_ratio": 0.1, "warmup_steps": 1}},
+        ),
+        (
+            LOG_LINEAR,
+            {"evaluation": {"top_p": 0.9, "top_k": 5}},
+            "evaluation.top_p, evaluation.top_k cannot act: with evaluation.temperature 0",
+            {"evaluation": {"top_p": 0.9, "top_k": 5, "temperature": 1}},
+        ),
+        (
+            LOG_LINEAR,
+            {"tasks": {**HELD_OUT, "evaluation": [{"path": "b.jsonl", "weight": 2}]}},
+            "tasks.evaluation[0].weight cannot act",
+            {"tasks": {**HELD_OUT, "evaluation": [{"path": "b.jsonl"}]}},
+        ),
+        (
+            LOG_LINEAR,
+            {"buffer": {"journal": {"kind": "none"}}, "checkpoint": {"every": 5, "dir": "file:///x"}},
+            "checkpoint.every, checkpoint.dir cannot act: without a journal",
+            {"checkpoint": {"every": 5, "dir": "file:///x"}},
+        ),
+        (
+            LOG_LINEAR,
+            {"notify": {"when": "failure"}},
+            "notify.when cannot act",
+            {"notify": {"when": "failure", "command": ["true"]}},
+        ),
+    ],
+)
+def test_a_key_that_another_keeps_from_acting_is_named(
+    algorithm: dict[str, Any], sections: dict[str, Any], said: str, mended: dict[str, Any] | None
+):
+    found = str(inert(recipe(algorithm, **sections)))
+    assert found.startswith(said)
+    assert "; set " in found or "; leave it out" in found
+    if mended is not None:
+        assert inert(recipe(algorithm, **mended)) is None

@@ -180,7 +180,8 @@ def test_lists_of_sections_and_what_may_be_null_are_checked_key_by_key(sections,
 
 def test_what_may_be_null_can_be_null_or_given():
     assert decode_recipe(mapping(batch={"min_group": None}, tasks=files(curriculum=None))).batch.min_group is None
-    recipe = decode_recipe(mapping(batch={"min_group": 3}, tasks=files(curriculum={"name": "a:B", "options": {"x": 1}})))
+    tasks = files(train=[{"path": "a.jsonl"}, {"path": "c.jsonl"}], curriculum={"name": "a:B", "options": {"x": 1}})
+    recipe = decode_recipe(mapping(batch={"min_group": 3}, tasks=tasks))
     assert recipe.batch.min_group == 3
     assert recipe.tasks.curriculum.options == {"x": 1}
 

@@ -11,6 +11,7 @@ ONE_FILE = [{"path": "a.jsonl"}]
 UNCORRECTED = {"algorithm": {"correction": {"anchor": "proximal_recomputed", "weight": "none"}}}
 ON_TWO_NODES = {"tensor_parallel": 2, "engine_nodes": 2}
 SYNCHRONOUS = {"max_staleness": 0, "pipeline_depth": 0}
+ALONE = {"batch": {"group_size": 1}, "algorithm": {"advantage": {"kind": "reinforce_plus_plus"}}}
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,7 @@ SYNCHRONOUS = {"max_staleness": 0, "pipeline_depth": 0}
         ({"evaluation": {"temperature": 0.005}}, "evaluation.temperature", "0 (greedy), or to at least 0.01"),
         ({"learner": {"micro_batch_tokens": 511}}, "learner.micro_batch_tokens", "at least 512"),
         ({"batch": {"group_size": 65}}, "batch.group_size", "at most 64"),
+        ({"generators": {"max_running": 1}}, "batch.group_size", "set generators.max_running to at least 8"),
         ({"generators": {"tensor_parallel": 3, "engine_nodes": 2}}, "generators.engine_nodes", "divides 3"),
         ({"generators": {**ON_TWO_NODES, "data_parallel": 2}}, "generators.engine_nodes", "generators.data_parallel to 1"),
         ({"generators": ON_TWO_NODES, "network": {"tls": {"kind": "run"}}}, "generators.engine_nodes", "network.tls out"),
@@ -32,7 +34,25 @@ SYNCHRONOUS = {"max_staleness": 0, "pipeline_depth": 0}
             "batch.group_size",
             "at least 2",
         ),
-        ({"batch": {"groups_per_step": 3}, "learner": {"data_parallel": 4}}, "batch.groups_per_step", "at least 4"),
+        (
+            {"batch": {"groups_per_step": 3, "group_size": 2}, "learner": {"data_parallel": 7}},
+            "learner.data_parallel",
+            "at most 6, or batch.groups_per_step to at least 4",
+        ),
+        (
+            {"batch": {"groups_per_step": 5, "group_size": 2}, "algorithm": {"minibatches": 4}, "learner": {"data_parallel": 3}},
+            "learner.data_parallel",
+            "at most 2, or batch.groups_per_step to at least 8",
+        ),
+        (
+            {
+                "batch": {"groups_per_step": 1, "group_size": 2},
+                "algorithm": {"advantage": {"kind": "remax"}},
+                "learner": {"data_parallel": 2},
+            },
+            "learner.data_parallel",
+            "at most 1, or batch.groups_per_step to at least 2",
+        ),
         ({"learner": {"virtual_pipeline": 2}}, "learner.virtual_pipeline", "learner.pipeline_parallel to at least 2"),
         ({"learner": {"fp8": "hybrid"}}, "learner.fp8", "learner.dtype to bfloat16"),
         ({"learner": {"expert_parallel": 2}}, "learner.expert_parallel", "divisor of 1"),
@@ -43,7 +63,25 @@ SYNCHRONOUS = {"max_staleness": 0, "pipeline_depth": 0}
         ),
         ({"learner": {"warmup_steps": 4}}, "learner.warmup_steps", "at most 3"),
         ({"tasks": {"kind": "files", "train": ONE_FILE, "evaluation": ONE_FILE}}, "tasks.evaluation[0].path", "held-out"),
+        (
+            {"tasks": {"kind": "files", "train": ONE_FILE, "evaluation": [{"path": "b.jsonl"}], "curriculum": {"name": "a:B"}}},
+            "tasks.curriculum",
+            "a second source",
+        ),
+        (
+            {
+                "environment": {"kind": "mixed", "members": {"a": {"name": "calculator"}}},
+                "tasks": {"curriculum": {"name": "a:B"}},
+            },
+            "tasks.curriculum",
+            "a second source",
+        ),
         ({"environment": {"name": "x", "tool_timeout_s": 301}}, "environment.tool_timeout_s", "at most 300"),
+        (
+            {"environment": {"name": "x", "episode_timeout_s": 1.2806264120014}},
+            "environment.tool_timeout_s",
+            "at most 1.2806264120014",
+        ),
         ({"environment": {"kind": "agent"}}, "environment.command", "either environment.command or environment.function"),
         ({"environment": {"kind": "agent", "command": ["a"], "function": "a:b"}}, "environment.command", "set either"),
         ({"environment": {"kind": "agent", "function": "a.py"}}, "environment.function", "`module:function`"),
@@ -59,13 +97,31 @@ SYNCHRONOUS = {"max_staleness": 0, "pipeline_depth": 0}
         ),
         ({"deadlines": {"batch": 299}}, "deadlines.batch", "at least 300"),
         ({"batch": {"group_size": 4, "min_group": 5}}, "batch.min_group", "at most 4"),
+        ({"batch": {"group_size": 4, "min_group": 1}}, "batch.min_group", "at least 2, or leave it out"),
+        (
+            {"batch": {"group_size": 6, "min_group": 4}, "algorithm": {"advantage": {"kind": "pass_at_k", "k": 4}}},
+            "batch.min_group",
+            "at least 5, or leave it out",
+        ),
         ({"buffer": {"filters": [{"kind": "accuracy_window", "low": 2}]}}, "buffer.filters[0].low", "at most 1"),
+        (
+            {"buffer": {"filters": [{"kind": "accuracy_window", "low": 2, "high": 1.23456789}]}},
+            "buffer.filters[0].low",
+            "at most 1.23456789",
+        ),
+        (
+            {"buffer": {"filters": [{"kind": "accuracy_window", "high": 0.3}, {"kind": "accuracy_window", "low": 0.5}]}},
+            "buffer.filters[1].low",
+            "at most 0.3, or buffer.filters[0].high to at least 0.5",
+        ),
+        ({**ALONE, "buffer": {"filters": [{"kind": "zero_variance"}]}}, "buffer.filters[0]", "batch.group_size to at least 2"),
         ({"buffer": {"max_staleness": 4, "max_reuse": 6}}, "buffer.max_reuse", "at most 5"),
         ({"buffer": {"on_stale": "wait", "sampler": {"kind": "prioritised"}}}, "buffer.sampler.kind", "on_stale to mask"),
         ({"buffer": {**SYNCHRONOUS, "on_stale": "wait"}}, "buffer.on_stale", "at least 1"),
         ({"buffer": {**SYNCHRONOUS, "on_stale": "drop"}}, "buffer.on_stale", "leave it out"),
         ({"deadlines": {"evaluation": 299}}, "deadlines.evaluation", "at least 300"),
         ({"tune": {"knobs": {}}}, "tune.knobs", "buffer.pipeline_depth, generators.max_running"),
+        ({"tune": {"knobs": {"generators.pools.b.count": [1, 2]}}}, "tune.knobs[generators.pools.b.count]", "add it there"),
         ({"tune": {"knobs": {"generators.counts": [1, 2]}}}, "tune.knobs[generators.counts]", "some of generators.count"),
         ({"tune": {"knobs": {"batch.groups_per_step": [8, 32]}}}, "tune.knobs[batch.groups_per_step]", "asyncrl sweep"),
         ({"tune": {"knobs": {"learner.lr": [1, 2]}}}, "tune.knobs[learner.lr]", "leave it out"),
@@ -88,8 +144,18 @@ SYNCHRONOUS = {"max_staleness": 0, "pipeline_depth": 0}
             "tune.knobs[generators.pools.evaluation.count]",
             "leave it out",
         ),
-        ({"generators": {"role": "train"}}, "generators.role", "evaluation or both"),
+        ({"generators": {"role": "train"}}, "generators.role", "set it to both, or add a pool of role evaluation"),
+        ({"generators": {"role": "train", "pools": {"b": {"count": 1}}}}, "generators.role", "evaluation or both"),
         ({"generators": {"role": "evaluation", "pools": EVALUATING}}, "generators.role", "train or both"),
+        ({"buffer": {"shards": 1_000_000_000}}, "buffer.shards", "no more than 4,096"),
+        ({"learner": {"context_parallel": 64, "tensor_parallel": 65}}, "learner.tensor_parallel", "no more than 4,096"),
+        ({"generators": {"count": 2, "tensor_parallel": 2049}}, "generators.count", "no more than 4,096"),
+        ({"generators": {"pools": {"b": {"count": 4097}}}}, "generators.pools.b.count", "no more than 4,096"),
+        (
+            {"algorithm": {"teacher": {"path": "x", "engines": 4097}}},
+            "algorithm.teacher.engines",
+            "no more than 4,096",
+        ),
         ({"generators": {"pools": {"learner": {"count": 1}}}}, "generators.pools.learner", "another one"),
         (
             {"generators": {"pools": {"b": {"count": 1, "max_running": 4}}}},
@@ -125,6 +191,7 @@ def test_a_contradiction_is_refused_with_a_remedy(sections: dict[str, Any], plac
     [
         {**UNCORRECTED, "buffer": SYNCHRONOUS},
         {"buffer": {"max_staleness": 0}},
+        {"batch": {"groups_per_step": 1}, "learner": {"data_parallel": 8}},
         {"buffer": {"max_staleness": 1, "pipeline_depth": 1, "on_stale": "wait"}},
         {"sampling": {"max_turn_tokens": 511}},
         {"sampling": {"temperature": 0.01}, "evaluation": {"temperature": 0.01}},
@@ -139,6 +206,8 @@ def test_a_contradiction_is_refused_with_a_remedy(sections: dict[str, Any], plac
         {"learner": {"context_parallel": 2, "tensor_parallel": 3, "expert_parallel": 2, "expert_tensor_parallel": 3}},
         {"learner": {"warmup_steps": 3}},
         {"batch": {"group_size": 4, "min_group": 4}},
+        {"batch": {"group_size": 4, "min_group": 1}, "algorithm": {"advantage": {"kind": "gae"}}},
+        {"batch": {"group_size": 6, "min_group": 5}, "algorithm": {"advantage": {"kind": "pass_at_k", "k": 4}}},
         {"buffer": {"filters": [{"kind": "accuracy_window", "low": 0.5, "high": 0.5}]}},
         {"buffer": {"max_staleness": 4, "max_reuse": 5}},
         {"environment": {"name": "x", "tool_timeout_s": 300}},

@@ -94,7 +94,7 @@ def metric(batch, logp_theta, logp_proximal, correction):
     nothing = torch.zeros_like(logp_theta)
     outcome = policy_loss(logp_theta, logp_proximal, nothing, batch, decoupled_ppo(correction=correction), 1.0)
     tally = observe(batch, logp_proximal, nothing, outcome, correction)
-    return {reading.metric.name: reading.value for reading in readings_of(tally, batch.max_staleness)}
+    return {reading.metric.name: reading.value for reading in readings_of(tally)}
 
 
 @pytest.mark.parametrize("anchor", EXACT)

@@ -53,7 +53,7 @@ def test_every_sampled_token_is_predicted_from_the_token_before_it():
     assert batch.mask.sum() == sum(record.loss_tokens for record in records)
     assert batch.lengths == tuple(map(needed, rows))
     assert batch.token_ids.tolist() == [token for row in rows for token in row.token_ids[: needed(row)].tolist()]
-    assert (batch.rows.count, batch.turns.count, batch.max_staleness) == (12, 24, 1)
+    assert (batch.rows.count, batch.turns.count, batch.max_staleness, batch.largest_staleness) == (12, 24, 1, 1)
     assert not batch.singled_out.any()
 
 

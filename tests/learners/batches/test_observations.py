@@ -25,7 +25,7 @@ def tally_of(batch, logp, correction=None):
 
 
 def readings(tally):
-    return {reading.metric.name: reading.value for reading in readings_of(tally, 1)}
+    return {reading.metric.name: reading.value for reading in readings_of(tally)}
 
 
 def test_on_policy_every_ratio_is_one_and_every_distance_zero():
@@ -49,6 +49,17 @@ def test_ratio_and_divergence_are_told_by_staleness():
     assert seen["mismatch/logprob_gap_mean_abs"] == pytest.approx(math.log(1.5), rel=1e-5)
     old = (batch.mask & (batch.staleness == 1)).sum().item()
     assert seen["correction/truncated_fraction"] == pytest.approx(old / batch.mask.sum().item())
+
+
+def test_the_histogram_has_the_ages_that_there_are_however_large_the_bound():
+    batch = packed_batch()
+    far = msgspec.structs.replace(batch, max_staleness=10**9, largest_staleness=40, staleness=40 * batch.staleness)
+    seen = readings(tally_of(far, batch.logp_behaviour))
+    bars = {name.rpartition("_")[2]: value for name, value in seen.items() if name.startswith("staleness/tokens_at_")}
+    assert list(bars) == [str(age) for age in range(41)]
+    assert (bars["0"], bars["40"]) == tuple((far.mask & (far.staleness == age)).sum() for age in (0, 40))
+    assert seen["staleness/max"] == 40.0
+    assert seen["kl/behaviour_k3_at_33_to_64"] == 0.0
 
 
 def test_what_tells_the_cause_of_a_gap_is_what_sums_over_the_same_tokens_say():

@@ -46,6 +46,21 @@ def test_the_arithmetic_of_a_batch():
     assert plan.running_episodes == 64
 
 
+@pytest.mark.parametrize(
+    "bounded", [["steps=2"], ["buffer.capacity_mb=64"]], ids=["by what the run trains", "by what may be held at once"]
+)
+def test_the_buffer_holds_no_more_than_it_may_however_far_ahead_engines_could_be(bounded: list[str]):
+    far = ["buffer.max_staleness=1000000", "batch.groups_per_step=6", "batch.group_size=4", "generators.count=2", *bounded]
+    (buffer,) = (process for process in make_plan(compose("quickstart", far), ROOMY).processes if process.role == "buffer")
+    assert buffer.each_bytes < (300 << 20) + 64_000_001
+
+
+def test_the_ranks_that_divide_one_of_a_model_s_numbers_must_divide_all_of_them():
+    with pytest.raises(RecipeError, match=r"3 does not divide the model's 4 attention heads; choose a divisor of 2$"):
+        make_plan(compose("quickstart", ["learner.tensor_parallel=3"]), ROOMY)
+    make_plan(compose("quickstart", ["learner.tensor_parallel=2"]), ROOMY)
+
+
 def test_processes_are_counted():
     recipe = compose("quickstart", ["generators.count=3", "learner.data_parallel=2", "learner.pipeline_parallel=2"])
     plan = make_plan(recipe, ROOMY)

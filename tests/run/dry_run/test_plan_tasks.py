@@ -77,11 +77,12 @@ def test_task_files_must_be_there(tmp_path):
 
 
 def test_the_curriculum_must_be_there(tmp_path):
-    for name in ("train", "held_out"):
+    for name in ("easy", "hard", "held_out"):
         (tmp_path / f"{name}.jsonl").write_text('{"prompt": "1+1"}')
-    files = {"train": f"{{path: {tmp_path}/train.jsonl}}", "evaluation": f"{{path: {tmp_path}/held_out.jsonl}}"}
+    easy, hard, held_out = (f"{{path: {tmp_path}/{name}.jsonl}}" for name in ("easy", "hard", "held_out"))
+    recipe = of_files("+tasks.curriculum.name=no_such_module:Ladder", train=f"{easy}, {hard}", evaluation=held_out)
     with pytest.raises(RecipeError) as caught:
-        make_plan(of_files("+tasks.curriculum.name=no_such_module:Ladder", **files), ROOMY)
+        make_plan(recipe, ROOMY)
     assert caught.value.place == "tasks.curriculum.name"
 
 

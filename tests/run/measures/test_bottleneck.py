@@ -145,8 +145,8 @@ def test_what_the_run_does_itself_is_no_advice():
 
 
 def test_a_change_that_the_recipe_would_be_refused_with_is_no_advice():
-    every_group_a_rank = compose("quickstart", ["batch.groups_per_step=3", "learner.data_parallel=2"])
-    bottleneck = find_bottleneck(made_time(training=1.0, idle=0.9), every_group_a_rank, 1, 20)
+    few_episodes = compose("quickstart", ["batch.groups_per_step=1", "batch.group_size=3", "learner.data_parallel=2"])
+    bottleneck = find_bottleneck(made_time(training=1.0, idle=0.9), few_episodes, 1, 20)
     assert "no key helps" in bottleneck.sentence
 
 

@@ -137,6 +137,20 @@ def test_the_limit_that_cuts_most_episodes_is_named(reason, limit):
     assert f"raise {limit.partition(' ')[0]}" in sentence
 
 
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        ([], True),
+        (["algorithm.overlong={limit: 200, ramp: 50}"], False),
+        (["algorithm.advantage={kind: max_rl}"], False),
+        (["algorithm.advantage={kind: gdpo, rewards: {reward: 1}}"], False),
+    ],
+)
+def test_a_penalty_for_length_is_only_named_where_the_recipe_can_have_one(overrides: list[str], named: bool):
+    found = said(*[step(finished=finished(turn_length=51))] * WINDOW, recipe=compose("quickstart", overrides))
+    assert ("(algorithm.overlong)" in found["cut_turn_length"]) is named
+
+
 def test_of_several_limits_the_one_that_cuts_most_is_named():
     found = said(*[step(finished=finished(environment_done=40, max_turns=20, context_length=40))] * WINDOW)
     assert list(found) == ["cut_context_length"]

@@ -162,6 +162,14 @@ def test_a_part_goes_to_nodes_that_have_its_labels():
     assert "leave out generators.placement.labels" in caught.value.remedy
 
 
+@pytest.mark.parametrize(("gpus", "named"), [(2, True), (0, False)])
+def test_fewer_ranks_are_a_remedy_where_there_is_room_for_some(gpus: int, named: bool):
+    with pytest.raises(NoRoom) as caught:
+        place([part("learner", 4, gpu_kind="H100")], [node("a", gpus, kind="H100")], "a")
+    assert ("use fewer learner ranks" in caught.value.remedy) is named
+    assert "leave out learner.placement.gpu_kind" in caught.value.remedy
+
+
 def test_what_does_not_fit_keeps_nothing_else_from_its_node():
     nodes = (node("a", 2), node("b", 1))
     wanted = [part("learner", 1), part("generators", 4), msgspec.structs.replace(part("many", 2, 2), gang=True)]

@@ -14,6 +14,7 @@ from asyncrl.core.recipe.correction import CorrectionConfig
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.loss import GmpoLossConfig, GspoLossConfig, ReinforceLossConfig
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.text import exact
 
 _NARROW = 0.01
 """A clip range of a row's mean ratio below this is meant for policies that differ by few small optimizer steps."""
@@ -35,7 +36,7 @@ def _a_critic_that_lags_behind(recipe: Recipe) -> Iterator[str]:
     if isinstance(advantage, GaeAdvantageConfig) and recipe.learner.lora is None and advantage.critic_lr < rate:
         yield (
             f"algorithm.advantage.critic_lr {advantage.critic_lr:g} is below learner.lr {rate:g}: the critic learns more slowly "
-            f"than the policy whose values it estimates; set algorithm.advantage.critic_lr={rate:g} or higher"
+            f"than the policy whose values it estimates; set algorithm.advantage.critic_lr={exact(rate)} or higher"
         )
 
 

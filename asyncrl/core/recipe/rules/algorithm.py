@@ -23,6 +23,7 @@ from asyncrl.core.recipe.loss import (
     PpoClipLossConfig,
 )
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.text import exact
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
 """Bounds on the absolute value of a gdpo weight: beyond these, squares overflow and standard deviations vanish."""
@@ -30,14 +31,18 @@ MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
 _OF_NO_GROUP = (NoAdvantageConfig, GaeAdvantageConfig, ReinforcePlusPlusAdvantageConfig, CustomAdvantageConfig)
 """Advantages that compare no episodes of a group, or of which only their author knows it."""
 
+TAKE_NO_PENALTY = (PassAtKAdvantageConfig, MaxRlAdvantageConfig, GdpoAdvantageConfig, NoAdvantageConfig)
+"""Advantages with which ``algorithm.overlong`` is refused: the final reward is a success or not, or not all that counts."""
+
 
 def _stale_tokens_need_a_correction(recipe: Recipe) -> Iterator[RecipeError]:
     stale, correction = recipe.buffer.max_staleness, recipe.algorithm.correction
     if stale > 0 and not recipe.algorithm.loss.imitates and correction.weight == "none" and correction.anchor != "behaviour":
+        by_ratio = "algorithm.correction.anchor to behaviour, " if recipe.algorithm.loss.has_ratio else ""
         yield RecipeError(
             "algorithm.correction.weight",
             f"none with buffer.max_staleness {stale} would train stale tokens as if they were fresh",
-            "set it to token, algorithm.correction.anchor to behaviour, or buffer.max_staleness to 0",
+            f"set it to token, {by_ratio}or buffer.max_staleness to 0",
         )
 
 
@@ -54,10 +59,12 @@ def _the_behaviour_anchor_is_the_correction(recipe: Recipe) -> Iterator[RecipeEr
 def _a_bound_bounds_a_weight(recipe: Recipe) -> Iterator[RecipeError]:
     correction = recipe.algorithm.correction
     if correction.weight == "none" and correction.bound != CorrectionConfig().bound:
+        anchor = " and algorithm.correction.anchor to proximal_recomputed" if correction.anchor == "behaviour" else ""
         yield RecipeError(
             "algorithm.correction.bound",
             "there is no weight to bound with algorithm.correction.weight none",
-            "take it out, set algorithm.correction.weight to token, or name a criterion in algorithm.correction.reject",
+            "take it out (algorithm.correction.reject leaves tokens out without a weight), or set "
+            f"algorithm.correction.weight to token{anchor}",
         )
 
 
@@ -158,7 +165,7 @@ def _a_critic_values_every_token(recipe: Recipe) -> Iterator[RecipeError]:
     if isinstance(algorithm.credit, TurnCreditConfig) and algorithm.credit.discount < 1:
         yield RecipeError(
             "algorithm.credit.discount",
-            f"{algorithm.credit.discount:g} discounts turns, and algorithm.advantage of kind gae discounts tokens",
+            f"{exact(algorithm.credit.discount)} discounts turns, and algorithm.advantage of kind gae discounts tokens",
             "set it to 1, and algorithm.advantage.discount instead",
         )
     if algorithm.advantage.critic_warmup_steps >= recipe.steps:
@@ -210,13 +217,13 @@ def _several_rewards_are_weighed_and_stay_what_they_are(recipe: Recipe) -> Itera
         if not name:
             yield RecipeError(
                 "algorithm.advantage.rewards",
-                f"the weight {weight:g} has an empty name",
+                f"the weight {exact(weight)} has an empty name",
                 "name a metric of the environment, or reward for the final one",
             )
         elif not MIN_WEIGHT <= abs(weight) <= MAX_WEIGHT:
             yield RecipeError(
                 f"algorithm.advantage.rewards.{name}",
-                f"{weight:g} cannot be a weight",
+                f"{exact(weight)} cannot be a weight",
                 f"give it a finite number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, or, for a reward that should be small, from "
                 f"{-MAX_WEIGHT:g} to {-MIN_WEIGHT:g}, or take it out",
             )
@@ -253,14 +260,15 @@ def _a_greedy_baseline_is_there_and_like_the_rest(recipe: Recipe) -> Iterator[Re
 def _a_group_has_what_is_compared(recipe: Recipe) -> Iterator[RecipeError]:
     advantage = recipe.algorithm.advantage
     of_group = isinstance(advantage, ReinforcePlusPlusAdvantageConfig) and advantage.baseline == "group"
-    if recipe.batch.group_size > 1 or (isinstance(advantage, _OF_NO_GROUP) and not of_group):
+    if isinstance(advantage, _OF_NO_GROUP) and not of_group:
         return
     kind = advantage.__struct_config__.tag
-    yield RecipeError(
-        "batch.group_size",
-        f"algorithm.advantage of kind {kind} compares the episodes of a group, and a group of one has nothing to compare",
-        "set it to at least 2, or take an advantage that compares none: none with a teacher, gae, reinforce_plus_plus",
-    )
+    problem = f"algorithm.advantage of kind {kind} compares the episodes of a group, and a group of one has nothing to compare"
+    if recipe.batch.group_size == 1:
+        others = "or take an advantage that compares none: none with a teacher, gae, reinforce_plus_plus"
+        yield RecipeError("batch.group_size", problem, f"set it to at least 2, {others}")
+    elif recipe.batch.min_group == 1:
+        yield RecipeError("batch.min_group", problem, "set it to at least 2, or leave it out")
 
 
 def _a_try_fits_the_group(recipe: Recipe) -> Iterator[RecipeError]:
@@ -272,13 +280,21 @@ def _a_try_fits_the_group(recipe: Recipe) -> Iterator[RecipeError]:
             f"a group of batch.group_size {size} has no two sets of {advantage.k} episodes to compare, so nothing is trained",
             f"set it to at most {size - 1}, or batch.group_size to at least {advantage.k + 1}",
         )
+    elif isinstance(advantage, PassAtKAdvantageConfig) and 1 < (least := recipe.batch.min_group or size) <= advantage.k:
+        yield RecipeError(
+            "batch.min_group",
+            f"{least} finished episodes have no two sets of algorithm.advantage.k {advantage.k}, so that nothing is trained",
+            f"set it to at least {advantage.k + 1}, or leave it out",
+        )
 
 
 def _ranges_are_not_empty(recipe: Recipe) -> Iterator[RecipeError]:
     loss = recipe.algorithm.loss
     if isinstance(loss, ClipCovLossConfig) and loss.low >= loss.high:
         yield RecipeError(
-            "algorithm.loss.low", f"{loss.low:g} is not below algorithm.loss.high {loss.high:g}", f"set it below {loss.high:g}"
+            "algorithm.loss.low",
+            f"{exact(loss.low)} is not below algorithm.loss.high {exact(loss.high)}",
+            f"set it below {exact(loss.high)}",
         )
     correction = recipe.algorithm.correction
     ranges = [(f"reject[{number}]", one) for number, one in enumerate(correction.reject) if isinstance(one, RejectRatioConfig)]
@@ -286,18 +302,18 @@ def _ranges_are_not_empty(recipe: Recipe) -> Iterator[RecipeError]:
         if isinstance(one, MaskBoundConfig | RejectRatioConfig) and one.lower == one.upper:
             yield RecipeError(
                 f"algorithm.correction.{place}.lower",
-                f"{one.lower:g} to {one.upper:g} leaves nothing to train",
+                f"{exact(one.lower)} to {exact(one.upper)} leaves nothing to train",
                 "set it lower, or upper higher",
             )
 
 
 def _a_dual_clip_is_beyond_the_clip(recipe: Recipe) -> Iterator[RecipeError]:
     loss = recipe.algorithm.loss
-    if isinstance(loss, PpoClipLossConfig) and 0 < loss.dual_clip <= 1 + loss.clip_high:
+    if isinstance(loss, PpoClipLossConfig) and 0 < loss.dual_clip <= (highest := 1 + loss.clip_high):
         yield RecipeError(
             "algorithm.loss.dual_clip",
-            f"{loss.dual_clip:g} is not above 1 + algorithm.loss.clip_high {loss.clip_high:g}",
-            "set it to 3, or to 0 for none",
+            f"{exact(loss.dual_clip)} is not above 1 + algorithm.loss.clip_high {exact(loss.clip_high)}",
+            f"set it above {exact(highest)}, or to 0 for none",
         )
 
 

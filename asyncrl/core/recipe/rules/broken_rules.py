@@ -22,7 +22,7 @@ from asyncrl.core.recipe.rules.teacher import TEACHER_RULES
 from asyncrl.core.recipe.rules.tune import TUNE_RULES
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.tasks import FileTasksConfig
-from asyncrl.core.text import pluralize
+from asyncrl.core.text import exact, pluralize
 
 LARGEST_HALF = 0.5
 """The largest share of a GPU's memory for an engine that may have to share the GPU with another one."""
@@ -62,20 +62,25 @@ def _a_group_fits_an_engine(recipe: Recipe) -> Iterator[RecipeError]:
     for name, pool in recipe.generators.training.items():
         if size > (running := pool.max_running):
             key = f"{pool_place(name)}.max_running"
+            smaller = f"set it to at most {running}, or {key}" if running > 1 else f"set {key}"
             yield RecipeError(
                 "batch.group_size",
                 f"{size} episodes of one group run on one engine, which runs at most {key} {running}",
-                f"set it to at most {running}, or {key} to at least {size}",
+                f"{smaller} to at least {size}",
             )
 
 
-def _every_rank_gets_a_group(recipe: Recipe) -> Iterator[RecipeError]:
-    groups, ranks = recipe.batch.groups_per_step, recipe.learner.data_parallel
-    if groups < ranks:
+def _every_rank_gets_an_episode(recipe: Recipe) -> Iterator[RecipeError]:
+    """Ranks share out the episodes of an optimizer step, also those of one group."""
+    algorithm, ranks = recipe.algorithm, recipe.learner.data_parallel
+    of_group = recipe.batch.group_size - (algorithm.greedy_sample is not None)
+    episodes = recipe.batch.groups_per_step // algorithm.minibatches * of_group
+    if 0 < episodes < ranks:
+        groups = -(-ranks // of_group) * algorithm.minibatches
         yield RecipeError(
-            "batch.groups_per_step",
-            f"{groups} groups a training step leave some of learner.data_parallel {ranks} ranks without work",
-            f"set it to at least {ranks}, or learner.data_parallel to at most {groups}",
+            "learner.data_parallel",
+            f"{ranks} ranks share out the episodes of an optimizer step, and some step has {episodes}: some have no work",
+            f"set it to at most {episodes}, or batch.groups_per_step to at least {groups}",
         )
 
 
@@ -166,12 +171,12 @@ def _held_out_tasks_are_held_out(recipe: Recipe) -> Iterator[RecipeError]:
 
 def _a_tool_call_ends_before_its_episode(recipe: Recipe) -> Iterator[RecipeError]:
     for name, member in recipe.environment.by_member.items():
-        tool, episode, place = member.tool_timeout_s, member.episode_timeout_s, member_place(name)
-        if tool > episode:
+        place, episode = member_place(name), exact(member.episode_timeout_s)
+        if (tool := member.tool_timeout_s) > member.episode_timeout_s:
             yield RecipeError(
                 f"{place}.tool_timeout_s",
-                f"{tool:g} s for one tool call is more than {place}.episode_timeout_s {episode:g} s for the whole episode",
-                f"set it to at most {episode:g}",
+                f"{exact(tool)} s for one tool call is more than {place}.episode_timeout_s {episode} s for the whole episode",
+                f"set it to at most {episode}",
             )
 
 
@@ -183,8 +188,8 @@ def _waiting_for_episodes_outlasts_them(recipe: Recipe) -> Iterator[RecipeError]
             if seconds < episode:
                 yield RecipeError(
                     waiting,
-                    f"{seconds:g} s would end the run over one slow episode, which may take {episode:g} s ({place})",
-                    f"set it to at least {episode:g}, or {place} to at most {seconds:g}",
+                    f"{exact(seconds)} s would end the run over one slow episode, which may take {exact(episode)} s ({place})",
+                    f"set it to at least {exact(episode)}, or {place} to at most {exact(seconds)}",
                 )
 
 
@@ -202,7 +207,7 @@ _RULES: tuple[Rule, ...] = (
     _the_pace_keeps_the_bound,
     _an_episode_fits_a_micro_batch,
     _a_group_fits_an_engine,
-    _every_rank_gets_a_group,
+    _every_rank_gets_an_episode,
     _chunks_are_of_a_pipeline,
     _fp8_has_layers_that_know_it,
     _two_processes_share_a_gpu,

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterator
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.buffer import AccuracyWindowFilterConfig, PrioritisedSamplerConfig
+from asyncrl.core.recipe.buffer import AccuracyWindowFilterConfig, PrioritisedSamplerConfig, ZeroVarianceFilterConfig
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.text import exact
 
 
 def _a_group_can_reach_its_minimum(recipe: Recipe) -> Iterator[RecipeError]:
@@ -18,12 +19,28 @@ def _a_group_can_reach_its_minimum(recipe: Recipe) -> Iterator[RecipeError]:
 
 
 def _a_window_lets_something_through(recipe: Recipe) -> Iterator[RecipeError]:
-    for index, window in enumerate(recipe.buffer.filters):
-        if isinstance(window, AccuracyWindowFilterConfig) and not window.low <= window.high:
+    """The windows of several filters are looked at together: a group must lie in all of them."""
+    windows = {i: one for i, one in enumerate(recipe.buffer.filters) if isinstance(one, AccuracyWindowFilterConfig)}
+    if not windows:
+        return
+    lowest, highest = max(windows, key=lambda i: windows[i].low), min(windows, key=lambda i: windows[i].high)
+    low, high = windows[lowest].low, windows[highest].high
+    if low > high:
+        other = "high" if lowest == highest else f"buffer.filters[{highest}].high"
+        yield RecipeError(
+            f"buffer.filters[{lowest}].low",
+            f"{exact(low)} is not at most {other} {exact(high)}, so every group would be left out",
+            f"set it to at most {exact(high)}, or {other} to at least {exact(low)}",
+        )
+
+
+def _a_group_can_have_variance(recipe: Recipe) -> Iterator[RecipeError]:
+    for index, one in enumerate(recipe.buffer.filters):
+        if isinstance(one, ZeroVarianceFilterConfig) and recipe.batch.group_size == 1:
             yield RecipeError(
-                f"buffer.filters[{index}].low",
-                f"{window.low:g} is not at most high {window.high:g}, so every group would be left out",
-                f"set it to at most {window.high:g}, or high to at least {window.low:g}",
+                f"buffer.filters[{index}]",
+                "zero_variance leaves out groups of equal rewards, as that of every group of batch.group_size 1 is",
+                "take it out, or set batch.group_size to at least 2",
             )
 
 
@@ -62,6 +79,7 @@ def _weights_are_of_all_that_is_ready(recipe: Recipe) -> Iterator[RecipeError]:
 BUFFER_RULES: tuple[Callable[[Recipe], Iterator[RecipeError]], ...] = (
     _a_group_can_reach_its_minimum,
     _a_window_lets_something_through,
+    _a_group_can_have_variance,
     _reuse_stays_within_the_bound,
     _without_a_bound_to_cross_nothing_waits,
     _weights_are_of_all_that_is_ready,

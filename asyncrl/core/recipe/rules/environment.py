@@ -26,6 +26,18 @@ def _weights_are_of_members(recipe: Recipe) -> Iterator[RecipeError]:
             yield RecipeError(f"tasks.weights.{name}", "environment.members has none of that name", _near(name, recipe))
 
 
+def _a_curriculum_has_sources_to_choose_from(recipe: Recipe) -> Iterator[RecipeError]:
+    tasks, members = recipe.tasks, recipe.environment.by_member
+    if tasks.curriculum is None or (
+        isinstance(tasks, GeneratedTasksConfig) and not isinstance(recipe.environment, MixedEnvironmentConfig)
+    ):
+        return
+    sources, what = (len(tasks.train), "file in tasks.train") if isinstance(tasks, FileTasksConfig) else (len(members), "member")
+    if sources == 1:
+        problem = f"there is one {what}, so there are no weights to change"
+        yield RecipeError("tasks.curriculum", problem, "leave it out, or name a second source of tasks")
+
+
 def _each_file_names_its_member(recipe: Recipe) -> Iterator[RecipeError]:
     if not isinstance(recipe.tasks, FileTasksConfig):
         return
@@ -95,6 +107,7 @@ _MIX = "leave it out, or set environment.kind to `mixed` and name environment.me
 
 ENVIRONMENT_RULES: tuple[Rule, ...] = (
     _weights_are_of_members,
+    _a_curriculum_has_sources_to_choose_from,
     _each_file_names_its_member,
     _each_member_is_trained,
     _only_roles_that_there_are_are_trained,

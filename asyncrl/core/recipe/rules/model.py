@@ -1,6 +1,7 @@
 """Checks from a Hugging Face folder's ``config.json`` that a model can be trained. The launch and each rank both use them."""
 
 from collections.abc import Mapping, Sequence
+from math import gcd
 
 from asyncrl.core.architectures.architecture import FEED_FORWARD, Architecture
 from asyncrl.core.architectures.description import Description, Mixture
@@ -76,12 +77,15 @@ def check_layout(learner: LearnerConfig, model: Architecture) -> None:
         counts["feed-forward channels"] = model.intermediate_size
     if model.shared_size:
         counts["channels of the shared expert"] = model.shared_size
-    for key, ranks, what, count in (
-        *(("tensor_parallel", learner.tensor_parallel, f"the model's {count} {what}", count) for what, count in counts.items()),
-        ("pipeline_parallel", learner.pipeline_parallel, f"the model's {layers} layers", layers),
+    all_of_them = gcd(*counts.values())
+    for key, ranks, what, count, divided in (
+        *(("tensor_parallel", learner.tensor_parallel, what, count, all_of_them) for what, count in counts.items()),
+        ("pipeline_parallel", learner.pipeline_parallel, "layers", layers, layers),
     ):
         if count % ranks:
-            raise RecipeError(f"learner.{key}", f"{ranks} does not divide {what}", f"choose a divisor of {count}")
+            raise RecipeError(
+                f"learner.{key}", f"{ranks} does not divide the model's {count} {what}", f"choose a divisor of {divided}"
+            )
     if model.expert_names.joint and learner.expert_tensor_parallel > 1:
         problem = f"{learner.expert_tensor_parallel} ranks cannot divide experts that have biases"
         raise RecipeError(

@@ -12,6 +12,10 @@ _TAKEN = ("buffer", "driver", "generator", MAIN_POOL, "learner", "reward_model",
 """Names that other parts of a run have; a pool's name is the beginning of its workers' names."""
 
 
+LARGEST_PART = 4096
+"""The most processes that a part of a run has: each is placed and shown by a dry run, which more would keep busy for minutes."""
+
+
 def pool_place(pool: str) -> str:
     """Return the recipe key of a pool's section, e.g. ``generators.pools.evaluation``."""
     return MAIN_POOL if pool == MAIN_POOL else f"{MAIN_POOL}.pools.{pool}"
@@ -28,11 +32,29 @@ def _somebody_plays_each_kind_of_episode(recipe: Recipe) -> Iterator[RecipeError
     for missing, other in (("train", "evaluation"), ("evaluation", "train")):
         if all(role == other for role in roles.values()):
             what = "training episodes" if missing == "train" else "evaluations"
+            enough = f"{missing} or both" if len(roles) > 1 else "both"  # alone, it must play the other kind as well
             yield RecipeError(
                 "generators.role",
                 f"no pool plays {what}: {', '.join(f'{name} has role {role}' for name, role in roles.items())}",
-                f"set it to {missing} or both, or add a pool with that role to generators.pools",
+                f"set it to {enough}, or add a pool of role {missing} to generators.pools",
             )
+
+
+def _each_part_can_be_planned(recipe: Recipe) -> Iterator[RecipeError]:
+    learner, teacher = recipe.learner, recipe.algorithm.teacher
+    sizes = {
+        f"learner.{name}_parallel": getattr(learner, f"{name}_parallel") for name in ("tensor", "pipeline", "data", "context")
+    }
+    counted = [
+        (max(sizes, key=lambda key: sizes[key]), learner.layout.ranks),
+        *((f"{pool_place(name)}.count", pool.count * pool.engine_workers) for name, pool in recipe.generators.by_pool.items()),
+        ("buffer.shards", recipe.buffer.shards),
+        *([] if teacher is None else [("algorithm.teacher.engines", teacher.engines * teacher.tensor_parallel)]),
+    ]
+    for place, count in counted:
+        if count > LARGEST_PART:
+            problem = f"it makes {count:,} processes, and a part of a run has at most {LARGEST_PART:,}"
+            yield RecipeError(place, problem, f"set it so low that there are no more than {LARGEST_PART:,}")
 
 
 def _gpus_follow_from_the_parts(recipe: Recipe) -> Iterator[RecipeError]:
@@ -93,6 +115,7 @@ def _placements(recipe: Recipe) -> Iterator[tuple[str, PlacementConfig]]:
 PLACEMENT_RULES = (
     _pools_have_names_of_their_own,
     _somebody_plays_each_kind_of_episode,
+    _each_part_can_be_planned,
     _gpus_follow_from_the_parts,
     _a_node_has_room_for_ranks_that_belong_together,
     _engines_can_be_on_so_many_nodes,

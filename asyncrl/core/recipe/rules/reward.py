@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.reward import EnvironmentRewardConfig, ModelRewardConfig, RemoteRewardConfig
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.text import exact
 
 LABEL_BYTES = 63
 """The most characters between two dots of a host's name (RFC 1035)."""
@@ -47,12 +48,18 @@ def _without_password(url: str) -> str:
 
 
 def _a_request_ends_before_its_deadline(recipe: Recipe) -> Iterator[RecipeError]:
-    reward, seconds = recipe.reward, recipe.deadlines.reward
-    if isinstance(reward, RemoteRewardConfig) and reward.timeout_s > seconds:
+    if isinstance(recipe.reward, RemoteRewardConfig):
+        yield from slow_request(recipe, recipe.reward.timeout_s, "reward.timeout_s")
+
+
+def slow_request(recipe: Recipe, timeout_s: float, place: str) -> Iterator[RecipeError]:
+    """Yield an error of the key ``place`` if one request may take longer than it and its repetitions together."""
+    if timeout_s > recipe.deadlines.reward:
+        one, most = exact(timeout_s), exact(recipe.deadlines.reward)
         yield RecipeError(
-            "reward.timeout_s",
-            f"{reward.timeout_s:g} s for one request is more than deadlines.reward {seconds:g} s for it and its repetitions",
-            f"set it to at most {seconds:g}, or deadlines.reward to at least {reward.timeout_s:g}",
+            place,
+            f"{one} s for one request is more than deadlines.reward {most} s for it and its repetitions",
+            f"set it to at most {most}, or deadlines.reward to at least {one}",
         )
 
 
@@ -72,8 +79,8 @@ def _waiting_for_a_batch_outlasts_a_score(recipe: Recipe) -> Iterator[RecipeErro
     if judged and score > batch:
         yield RecipeError(
             "deadlines.reward",
-            f"{score:g} s for a score is more than deadlines.batch {batch:g} s for a whole batch of them",
-            f"set it to at most {batch:g}, or deadlines.batch to at least {score:g}",
+            f"{exact(score)} s for a score is more than deadlines.batch {exact(batch)} s for a whole batch of them",
+            f"set it to at most {exact(batch)}, or deadlines.batch to at least {exact(score)}",
         )
 
 

@@ -6,9 +6,10 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.advantage import NoAdvantageConfig
 from asyncrl.core.recipe.algorithm import KlInRewardConfig
 from asyncrl.core.recipe.loss import GmpoLossConfig
-from asyncrl.core.recipe.rules.reward import wrong_url
+from asyncrl.core.recipe.rules.reward import slow_request, wrong_url
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.teacher import TeacherConfig
+from asyncrl.core.text import exact
 
 TEACHER = "algorithm.teacher"
 _OF_ENGINES = ("engines", "dtype", "kv_cache_mb", "gpu_memory_share", "tensor_parallel", "engine", "placement")
@@ -35,17 +36,12 @@ def _a_teacher_is_somewhere(recipe: Recipe) -> Iterator[RecipeError]:
         if getattr(teacher, name) != getattr(TeacherConfig(), name):
             problem = f"is of engines that the run starts, and {TEACHER}.url names a server that is there already"
             yield RecipeError(f"{TEACHER}.{name}", problem, f"leave it out, or name {TEACHER}.path instead")
-    if teacher.timeout_s > (seconds := recipe.deadlines.reward):
-        yield RecipeError(
-            f"{TEACHER}.timeout_s",
-            f"{teacher.timeout_s:g} s for one request is more than deadlines.reward {seconds:g} s for it and its repetitions",
-            f"set it to at most {seconds:g}, or deadlines.reward to at least {teacher.timeout_s:g}",
-        )
+    yield from slow_request(recipe, teacher.timeout_s, f"{TEACHER}.timeout_s")
 
 
 def _probabilities_are_of_one_temperature(recipe: Recipe) -> Iterator[RecipeError]:
     if recipe.algorithm.teacher is not None and recipe.sampling.temperature != 1:
-        problem = f"{recipe.sampling.temperature:g} is not 1, the temperature of a teacher's probabilities"
+        problem = f"{exact(recipe.sampling.temperature)} is not 1, the temperature of a teacher's probabilities"
         yield RecipeError("sampling.temperature", problem, f"set it to 1, or leave {TEACHER} out")
 
 

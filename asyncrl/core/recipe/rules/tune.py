@@ -29,7 +29,10 @@ def _a_knob_can_be_turned(recipe: Recipe) -> Iterator[RecipeError]:
         if knob in _knobs(recipe):
             continue
         section = knob.partition(".")[0]
-        if knob == "buffer.max_staleness":
+        if (pool := pool_of(knob)) is not None:
+            problem = f"there is no pool {pool} in generators.pools"
+            yield RecipeError(_place(knob), problem, f"add it there, or name some of {', '.join(_knobs(recipe))}")
+        elif knob == "buffer.max_staleness":
             problem = "is the bound, which holds for the whole run and is never turned"
             yield RecipeError(_place(knob), problem, f"turn {DEPTH} within it, and limit tune.limits.staleness_mean")
         elif section in _MATHEMATICS or knob.startswith(("buffer.", "learner.lr", "learner.schedule")):
