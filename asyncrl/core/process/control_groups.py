@@ -74,6 +74,15 @@ def memory_of_group(about: Path = ABOUT) -> GroupMemory | None:
     return min(found, key=lambda group: group.limit - group.used, default=None)
 
 
+def killed_for_memory(about: Path = ABOUT) -> int:
+    """How many processes of this process's group, else of the machine, the system has ended for want of memory so far."""
+    for folder in _folders("memory", about):
+        for file in (folder / "memory.events", folder / "memory.oom_control"):
+            if file.exists():
+                return _named_number(file, "oom_kill")
+    return _named_number(about.parent / "vmstat", "oom_kill")
+
+
 def processes_left(about: Path = ABOUT) -> int | None:
     """How many more processes and threads the user and the groups of this process may have; None without a limit.
 

@@ -22,12 +22,16 @@ from ray.exceptions import (
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded, NodeLost, ProcessDied, ProcessUnreachable
 from asyncrl.core.files.file_errors import explained
+from asyncrl.core.process.control_groups import killed_for_memory
+from asyncrl.core.text import pluralize
 
 T = TypeVar("T")
 
 _NODE_GONE = (ActorUnschedulableError, ActorPlacementGroupRemoved, NodeDiedError, ObjectLostError, LocalRayletDiedError)
 """What Ray raises when a node is lost while an actor is placed on it, or an answer is on its way."""
 _MEMORY_IN_USE = re.compile(r"was ([\d.]+ ?GB)(?: used)? / ([\d.]+ ?GB)")
+_FREE_MEMORY = "end other programs there, or lower generators.max_running or the number of engines"
+_KILLED_BEFORE = killed_for_memory()
 _MEMORY_USER = re.compile(r"^\d+[\t ]+([\d.]+)[\t ]+(\S.*)$", re.MULTILINE)
 ANSWER_DEADLINE_S = 60.0
 """The deadline of a call that needs no work, in seconds."""
@@ -117,16 +121,23 @@ def translated(error: RayError, of: str) -> AsyncRLError:
     if isinstance(error, ActorUnavailableError):
         return ProcessUnreachable(f"{of}: its process cannot be reached ({lines[0]})")
     if isinstance(error, OutOfMemoryError):
-        remedy = "end other programs there, or lower generators.max_running or the number of engines"
-        return ProcessDied(f"{of}: Ray ended its process, since its node has no memory left{_memory(str(error))}; {remedy}")
+        return ProcessDied(f"{of}: Ray ended its process, since its node has no memory left{_memory(str(error))}; {_FREE_MEMORY}")
     if with_node := [line.strip() for line in lines if isinstance(error, RayActorError) and "its node has died" in line]:
         return NodeLost(f"{of}: its node is gone ({with_node[0]})")
     if isinstance(error, RayActorError):
         # If the actor's constructor raised, Ray puts that error last, after the traceback.
-        return ProcessDied(f"{of}: its process died ({lines[-1 if 'creation task' in lines[0] else 0]})")
+        return ProcessDied(f"{of}: its process died ({lines[-1 if 'creation task' in lines[0] else 0]}){_killed()}")
     if isinstance(error, _NODE_GONE):
         return NodeLost(f"{of}: its node is gone ({lines[0]})")
     return ComponentFailed(f"{of}: {type(error).__name__}: {lines[0]}")
+
+
+def _killed() -> str:
+    """Whether it may have been the system that ended a process: no process learns why another one died."""
+    killed = killed_for_memory() - _KILLED_BEFORE
+    if killed <= 0:
+        return ""
+    return f"; meanwhile the system ended {pluralize(killed, 'program')} here for want of memory: {_FREE_MEMORY}"
 
 
 def _memory(message: str) -> str:

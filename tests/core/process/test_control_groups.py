@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.core.process.control_groups import GroupMemory, cores_of_group, memory_of_group, processes_left, used_processor_time
+from asyncrl.core.process.control_groups import (
+    GroupMemory,
+    cores_of_group,
+    killed_for_memory,
+    memory_of_group,
+    processes_left,
+    used_processor_time,
+)
 
 GIB = 1 << 30
 
@@ -37,6 +44,7 @@ def kubernetes(folder: Path) -> Path:
         "memory.stat": f"anon 1\ninactive_file {GIB}",
         "pids.max": "1024",
         "pids.current": "24",
+        "memory.events": "oom 9\noom_kill 4",
     }
     write(folder / "groups", files)
     return about(folder, "0::/\n", {"groups": "/ cgroup2 cgroup rw"})
@@ -55,7 +63,7 @@ def old_docker(folder: Path) -> Path:
     """A container with groups of the first kind, mounted where its own one begins, beside an empty one of the second."""
     write(folder / "cpu", {"cpu.cfs_quota_us": "150000", "cpu.cfs_period_us": "100000", "cpuacct.usage": "3000000000"})
     write(folder / "memory", {"memory.limit_in_bytes": f"{2 * GIB}", "memory.usage_in_bytes": f"{GIB}"})
-    write(folder / "memory", {"memory.stat": f"total_inactive_file {GIB // 2}"})
+    write(folder / "memory", {"memory.stat": f"total_inactive_file {GIB // 2}", "memory.oom_control": "under_oom 0\noom_kill 2"})
     write(folder / "pids", {"pids.max": "300", "pids.current": "100"})
     groups = "9:pids:/docker/7\n4:memory:/docker/7\n3:cpu,cpuacct:/docker/7\n0::/docker/7\n"
     mounts = {"cpu": "/docker/7 cgroup cgroup rw,cpu,cpuacct", "memory": "/docker/7 cgroup cgroup rw,memory"}
@@ -67,18 +75,19 @@ def unlimited(folder: Path) -> Path:
     write(folder / "cpu", {"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000"})
     write(folder / "memory", {"memory.limit_in_bytes": "9223372036854771712", "memory.usage_in_bytes": "5"})
     write(folder / "pids", {"pids.max": "max", "pids.current": "100"})
+    write(folder.parent, {"vmstat": "oom_kill 7"})
     mounts = {name: f"/ cgroup cgroup rw,{name}" for name in ("cpu", "memory", "pids")}
     return about(folder, "3:pids:/\n2:memory:/\n1:cpu:/\n0::/\n", mounts)
 
 
 @pytest.mark.parametrize(
-    ("made", "cores", "used", "memory", "processes"),
+    ("made", "cores", "used", "memory", "processes", "killed"),
     [
-        (kubernetes, 3.5, 2.5, GroupMemory(8 * GIB, 2 * GIB), 1000),
-        (slurm, 2.0, 1.0, GroupMemory(4 * GIB, GIB), None),
-        (old_docker, 1.5, 3.0, GroupMemory(2 * GIB, GIB // 2), 200),
-        (unlimited, None, None, None, None),
-        (lambda folder: folder / "no /proc", None, None, None, None),
+        (kubernetes, 3.5, 2.5, GroupMemory(8 * GIB, 2 * GIB), 1000, 4),
+        (slurm, 2.0, 1.0, GroupMemory(4 * GIB, GIB), None, 0),
+        (old_docker, 1.5, 3.0, GroupMemory(2 * GIB, GIB // 2), 200, 2),
+        (unlimited, None, None, None, None, 7),
+        (lambda folder: folder / "no /proc", None, None, None, None, 0),
     ],
 )
 def test_limits_of_containers_are_read(
@@ -89,11 +98,13 @@ def test_limits_of_containers_are_read(
     used: float | None,
     memory: GroupMemory | None,
     processes: int | None,
+    killed: int,
 ) -> None:
     monkeypatch.setattr("asyncrl.core.process.control_groups.resource.getrlimit", lambda _: (-1, -1))
-    place = made(tmp_path)
+    (tmp_path / "self").mkdir()
+    place = made(tmp_path / "self")
     assert (cores_of_group(place), used_processor_time(place)) == (cores, used)
-    assert (memory_of_group(place), processes_left(place)) == (memory, processes)
+    assert (memory_of_group(place), processes_left(place), killed_for_memory(place)) == (memory, processes, killed)
 
 
 SCRIPT = """

@@ -90,3 +90,11 @@ def test_every_error_of_ray_is_one_of_the_run(error: RayError, is_a: type[Compon
     assert type(problem) is is_a
     assert str(problem).startswith("generator-0 to work: ")
     assert says in str(problem)
+
+
+def test_the_system_s_kills_for_want_of_memory_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrl.run.host.ray_calls._KILLED_BEFORE", 3)
+    monkeypatch.setattr("asyncrl.run.host.ray_calls.killed_for_memory", lambda: 3)
+    assert "memory" not in str(translated(ActorDiedError(), "learner rank 0"))
+    monkeypatch.setattr("asyncrl.run.host.ray_calls.killed_for_memory", lambda: 5)
+    assert "; meanwhile the system ended 2 programs here for want of memory: end" in str(translated(ActorDiedError(), "rank 0"))
