@@ -16,7 +16,7 @@ from asyncrl.api.run import Run
 from asyncrl.cli.driving.messages import SweepRequest
 from asyncrl.cli.driving.start import how_it_ended
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.text import short
+from asyncrl.core.text import first_few, short
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -204,6 +204,5 @@ def _completed(ended: Ended) -> Sweep:
     left = [f"{each.setting} seed={each.seed} {each.state}" for each in points if each.state != "completed"]
     if ended.code != ExitCode.FAILED or not left:
         raise RunFailed(ended.folder, f"{how_it_ended(ended.code)}; what it printed above says why")
-    more = f" and {len(left) - _TOLD} more" if len(left) > _TOLD else ""
-    told = f"{len(left)} of {len(points)} runs did not complete: {'; '.join(left[:_TOLD])}{more}"
+    told = f"{len(left)} of {len(points)} runs did not complete: {first_few(left, _TOLD, '; ')}"
     raise RunFailed(ended.folder, f"{told}; asyncrl.Sweep({str(ended.folder)!r}) has the others, and its resume() goes on")

@@ -22,16 +22,19 @@ MOST = 1_000_000_000
 """The largest number that a command takes, as it is the largest count in a recipe."""
 
 
-def command(commands: Commands, name: str, summary: str, description: str, run: Run, **options: Any) -> argparse.ArgumentParser:
+def command(
+    commands: Commands, name: str, summary: str, description: str, run: Run, *, starts: bool = False, **options: Any
+) -> argparse.ArgumentParser:
     """Add a command, whose help is wrapped as ``description`` is.
 
     Args:
         run: what the command does; errors that it raises are shown by :mod:`asyncrl.cli.main`.
+        starts: whether a ``RecipeError`` is a refusal to start something.
         options: further ones of the parser.
     """
     formatter = argparse.RawDescriptionHelpFormatter
     parser = commands.add_parser(name, help=summary, description=description, formatter_class=formatter, **options)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, starts=starts)
     return parser
 
 

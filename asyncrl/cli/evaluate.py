@@ -11,7 +11,7 @@ from rich.text import Text
 
 from asyncrl.cli.arguments import command, count, whole_number, writable_file
 from asyncrl.cli.console import say
-from asyncrl.cli.outcome import ExitCode, logging_to, show_refusal
+from asyncrl.cli.outcome import ExitCode, logging_to
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.storage.address import is_address
 
@@ -51,7 +51,7 @@ def add_command(commands: Commands) -> None:
     """Add the command ``evaluate``."""
     usage = "asyncrl evaluate [-h] [--samples N] [--version N[,N...]] [--json FILE] MODEL [MODEL ...] [RECIPE] [KEY=VALUE ...]"
     summary = "score models on held-out tasks"
-    parser = command(commands, "evaluate", summary, _DESCRIPTION, run, epilog=_EXAMPLES, usage=usage)
+    parser = command(commands, "evaluate", summary, _DESCRIPTION, run, starts=True, epilog=_EXAMPLES, usage=usage)
     parser.add_argument("overrides", metavar="MODEL, RECIPE, KEY=VALUE", nargs="+", help="in any order; see above")
     samples = "episodes of each task (default evaluation.samples; where that is null 8, or 1 if evaluation.temperature is 0)"
     parser.add_argument("--samples", metavar="N", type=count, help=samples)
@@ -64,12 +64,9 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     from asyncrl.run.evaluation.plan import in_directory_of
 
     json = None if arguments.json is None else arguments.json.resolve()
-    try:
-        with in_directory_of(sort_words(arguments.overrides, arguments.samples, arguments.version)) as request:
-            plan, folder = prepare(request)
-            return evaluate_to_end(plan, folder, console, json)
-    except RecipeError as error:
-        return show_refusal(error)
+    with in_directory_of(sort_words(arguments.overrides, arguments.samples, arguments.version)) as request:
+        plan, folder = prepare(request)
+        return evaluate_to_end(plan, folder, console, json)
 
 
 def sort_words(words: list[str], samples: int | None, versions: tuple[int, ...]) -> EvaluationRequest:

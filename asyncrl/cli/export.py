@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from asyncrl.cli.arguments import command, run_to_read, whole_number
-from asyncrl.cli.outcome import ExitCode, show_refusal
-from asyncrl.core.errors import RecipeError
+from asyncrl.cli.outcome import ExitCode
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,7 +31,7 @@ examples:
 def add_command(commands: Commands) -> None:
     """Add the command ``export``."""
     summary = "write a run's policy version as a Hugging Face folder"
-    parser = command(commands, "export", summary, _DESCRIPTION, run, epilog=_EXAMPLES)
+    parser = command(commands, "export", summary, _DESCRIPTION, run, starts=True, epilog=_EXAMPLES)
     parser.add_argument("folder", metavar="RUN", type=partial(run_to_read, weights=True), help="the folder of a run")
     parser.add_argument("--version", metavar="N", type=whole_number, help="the policy version; without it, the newest")
     parser.add_argument("--to", metavar="FOLDER", type=Path, required=True, help="the folder to make")
@@ -46,11 +45,8 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     from asyncrl.run.views.live_view import LiveView
 
     folder = arguments.to.absolute()
-    try:
-        model = find_model(str(RunFolder.find(arguments.folder).path), arguments.version)
-        with LiveView(console, model.name) as view:
-            export_version(model, folder, view)
-    except RecipeError as error:
-        return show_refusal(error)
+    model = find_model(str(RunFolder.find(arguments.folder).path), arguments.version)
+    with LiveView(console, model.name) as view:
+        export_version(model, folder, view)
     console.print(Text(f"{model.name}: {arguments.to}"), soft_wrap=True)
     return ExitCode.COMPLETED

@@ -14,7 +14,7 @@ from rich.text import Text
 from asyncrl.cli.arguments import command
 from asyncrl.cli.console import say
 from asyncrl.cli.jobs.options import add_job_options, is_job, run_job
-from asyncrl.cli.outcome import ExitCode, run_to_end, show_refusal
+from asyncrl.cli.outcome import ExitCode, run_to_end
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.file_errors import remedy_of
 from asyncrl.core.text import as_the_program_names, without_passwords
@@ -51,7 +51,7 @@ Every key, its range and its default: docs/reference/recipe.md."""
 
 def add_command(commands: Commands) -> None:
     """Add the command ``launch``."""
-    parser = command(commands, "launch", "run a recipe", _DESCRIPTION, run, epilog=_EXAMPLES)
+    parser = command(commands, "launch", "run a recipe", _DESCRIPTION, run, starts=True, epilog=_EXAMPLES)
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="path of a .yaml file, or the name of a shipped recipe")
     parser.add_argument(
         "overrides",
@@ -100,34 +100,26 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     from asyncrl.run.folder.run_folder import in_launch_directory
     from asyncrl.run.storage.fetched_run import resumed_run
 
-    try:
-        with (
-            resumed_run(arguments.resume, say, to_look=arguments.dry_run) as found,
-            in_launch_directory(found, arguments.start),
-        ):
-            return _run(arguments, console, found.path)
-    except RecipeError as error:
-        return show_refusal(error)
+    with (
+        resumed_run(arguments.resume, say, to_look=arguments.dry_run) as found,
+        in_launch_directory(found, arguments.start),
+    ):
+        return _run(arguments, console, found.path)
 
 
 def _run(arguments: argparse.Namespace, console: Console, resume: Path | None) -> ExitCode:
     """Do :func:`run` for a new run, or for the run in the folder ``resume``."""
-    try:
-        check_tags(arguments.tag)
-        if arguments.detach and not arguments.dry_run:
-            return _detach(arguments, console, resume)
-        accepted = accept(arguments.recipe, arguments.overrides, resume)
-        if arguments.dry_run:
-            asked = arguments.recipe if resume is None else str(resume / "recipe.yaml")
-            _show(accepted.recipe, accepted.plan, [asked, *arguments.overrides], console)
-            say("The recipe can be launched; nothing was started.")
-            return ExitCode.COMPLETED
-        folder = accepted.make_folder(arguments.folder_name)
-        label(folder, arguments.recipe or "", arguments.overrides, arguments.tag, arguments.note)
-    except RecipeError as error:
-        if resume is not None:
-            raise
-        return show_refusal(error)
+    check_tags(arguments.tag)
+    if arguments.detach and not arguments.dry_run:
+        return _detach(arguments, console, resume)
+    accepted = accept(arguments.recipe, arguments.overrides, resume)
+    if arguments.dry_run:
+        asked = arguments.recipe if resume is None else str(resume / "recipe.yaml")
+        _show(accepted.recipe, accepted.plan, [asked, *arguments.overrides], console)
+        say("The recipe can be launched; nothing was started.")
+        return ExitCode.COMPLETED
+    folder = accepted.make_folder(arguments.folder_name)
+    label(folder, arguments.recipe or "", arguments.overrides, arguments.tag, arguments.note)
     return start(accepted, folder, console, quiet=arguments.quiet)
 
 

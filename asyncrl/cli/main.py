@@ -97,8 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _perform(arguments: argparse.Namespace) -> int:
     from asyncrl.cli.arguments import fetch_runs
     from asyncrl.cli.console import PatientConsole
-    from asyncrl.cli.outcome import ExitCode, show_error, show_system_failure
-    from asyncrl.core.errors import AsyncRLError
+    from asyncrl.cli.outcome import ExitCode, show_error, show_refusal, show_system_failure
+    from asyncrl.core.errors import AsyncRLError, RecipeError
 
     console = PatientConsole()
     try:
@@ -108,7 +108,7 @@ def _perform(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:  # before there is a run, which would end in an orderly way
         return ExitCode.INTERRUPTED
     except AsyncRLError as error:
-        return show_error(error)
+        return show_refusal(error) if arguments.starts and isinstance(error, RecipeError) else show_error(error)
     except (OSError, ImportError, MemoryError) as error:
         return show_system_failure(error)
     if code is ExitCode.COMPLETED and console.failure is not None:

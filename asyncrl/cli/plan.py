@@ -10,8 +10,8 @@ from rich.text import Text
 
 from asyncrl.cli.arguments import command, count, run_to_read, writable_file
 from asyncrl.cli.console import say
-from asyncrl.cli.outcome import ExitCode, show_refusal
-from asyncrl.cli.written_file import write_file
+from asyncrl.cli.outcome import ExitCode
+from asyncrl.cli.written_file import write_file, write_json
 from asyncrl.core.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ docs/how-to/planning.md says what is modelled, and describes files of rates."""
 
 def add_command(commands: Commands) -> None:
     """Add the command ``plan``."""
-    parser = command(commands, "plan", "predict a run before it is launched", _DESCRIPTION, run, epilog=_EXAMPLES)
+    parser = command(commands, "plan", "predict a run before it is launched", _DESCRIPTION, run, starts=True, epilog=_EXAMPLES)
     parser.add_argument("recipe", metavar="RECIPE", help="path of a .yaml file, or the name of a shipped recipe")
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="set a key, as in `asyncrl launch`")
     parser.add_argument("--from", dest="source", metavar="RUN", type=run_to_read, help="rates and episodes of this run")
@@ -55,8 +55,6 @@ def add_command(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Predict, and show it."""
-    import msgspec
-
     from asyncrl.planning.page import plan_page
     from asyncrl.planning.plan_request import PlanRequest, answer
     from asyncrl.planning.prediction import SEEDS, STEPS
@@ -78,23 +76,20 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
         seeds=arguments.seeds or SEEDS,
         steps=arguments.steps or STEPS,
     )
-    try:
-        file = None if arguments.rates is None else read_rates(arguments.rates)
-        machine = machine_of(file, arguments.gpus)
-        if arguments.probe and arguments.gpus and not machine.gpus:
-            problem = "this machine, which a probe measures, has no GPU that could be used"
-            raise RecipeError("--gpus", problem, "add --rates FILE, or compare sizes with --vary")
-        found = answer(
-            request,
-            lambda recipe: basis_from(recipe, run=arguments.source, file=file, name=arguments.rates, probe=probing),
-            machine,
-            say,
-        )
-    except RecipeError as error:
-        return show_refusal(error)
+    file = None if arguments.rates is None else read_rates(arguments.rates)
+    machine = machine_of(file, arguments.gpus)
+    if arguments.probe and arguments.gpus and not machine.gpus:
+        problem = "this machine, which a probe measures, has no GPU that could be used"
+        raise RecipeError("--gpus", problem, "add --rates FILE, or compare sizes with --vary")
+    found = answer(
+        request,
+        lambda recipe: basis_from(recipe, run=arguments.source, file=file, name=arguments.rates, probe=probing),
+        machine,
+        say,
+    )
     console.print(plan_answer_view(found))  # first: a disk that takes no file loses nothing
     if arguments.json is not None:
-        write_file(arguments.json, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+        write_json(arguments.json, found)
     if arguments.html is not None:
         write_file(arguments.html, plan_page(found).encode())
         console.print(Text.assemble(("Page: ", "dim"), str(arguments.html)), soft_wrap=True)

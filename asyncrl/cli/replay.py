@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from asyncrl.cli.arguments import command, count, run_here, whole_number
-from asyncrl.cli.outcome import ExitCode, show_refusal
-from asyncrl.core.errors import RecipeError
+from asyncrl.cli.outcome import ExitCode
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,7 +39,7 @@ docs/how-to/replay.md."""
 def add_command(commands: Commands) -> None:
     """Add the command ``replay``."""
     summary = "compute training steps of a run again"
-    parser = command(commands, "replay", summary, _DESCRIPTION, run, epilog=_EXAMPLES)
+    parser = command(commands, "replay", summary, _DESCRIPTION, run, starts=True, epilog=_EXAMPLES)
     parser.add_argument("folder", metavar="RUN", type=run_here, help="the run's folder")
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="what would have happened with this in the recipe")
     parser.add_argument("--step", metavar="N[:M]", type=steps_of, required=True, help="the step, or the first and the last")
@@ -77,13 +76,10 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
         gap=arguments.gap,
     )
     logging.getLogger().addHandler(logging.NullHandler())
-    try:
-        # A hook may have the terminal, and a debugger in it: then nothing redraws lines there.
-        shown = Console(file=console.file, width=console.width, force_terminal=False) if arguments.hook else console
-        with LiveView(shown, f"replay of {arguments.folder.name}") as view:
-            done = replay(request, view)
-    except RecipeError as error:
-        return show_refusal(error)
+    # A hook may have the terminal, and a debugger in it: then nothing redraws lines there.
+    shown = Console(file=console.file, width=console.width, force_terminal=False) if arguments.hook else console
+    with LiveView(shown, f"replay of {arguments.folder.name}") as view:
+        done = replay(request, view)
     return _show(done, console, with_text=bool(arguments.top or arguments.gap))
 
 

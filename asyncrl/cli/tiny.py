@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from asyncrl.cli.arguments import command, count
-from asyncrl.cli.outcome import ExitCode, show_refusal
-from asyncrl.core.errors import RecipeError
+from asyncrl.cli.outcome import ExitCode
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,7 +44,7 @@ def add_command(commands: Commands) -> None:
     """Add the command ``tiny``."""
     summary = "make a tiny model with a real model's tokenizer"
     usage = "asyncrl tiny [-h] --tokenizer FOLDER --to FOLDER [--hidden N] [--entries N] [--steps N] RECIPE [KEY=VALUE ...]"
-    parser = command(commands, "tiny", summary, _DESCRIPTION, run, epilog=_EXAMPLES, usage=usage)
+    parser = command(commands, "tiny", summary, _DESCRIPTION, run, starts=True, epilog=_EXAMPLES, usage=usage)
     parser.add_argument("recipe", metavar="RECIPE", help="a .yaml file, or the name of a shipped recipe")
     parser.add_argument(
         "overrides", metavar="KEY=VALUE", nargs="*", help="keys of the recipe; those of `model` and `environment` count"
@@ -93,9 +92,7 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
         with LiveView(console, str(arguments.to)) as view:
             view.phase(f"Making a tiny model with the tokenizer of {arguments.tokenizer}")
             make_for_tokenizer(recipe, arguments.to.absolute(), settings, view.advance)
-    except RecipeError as error:
-        return show_refusal(error)
     except TemplateUnsuitable as error:
-        return show_refusal(error.refusal("--tokenizer"))
+        raise error.refusal("--tokenizer") from error
     console.print(Text(f"{arguments.to}"), soft_wrap=True)
     return ExitCode.COMPLETED

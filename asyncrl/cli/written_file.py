@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import msgspec
+
 from asyncrl.core.files.file_errors import naming
 from asyncrl.core.files.whole_file import write_whole
 
@@ -21,3 +23,8 @@ def write_file(file: Path, content: bytes) -> None:
             file.write_bytes(content)
     else:
         write_whole(file.resolve(), content)  # of a link, what it leads to
+
+
+def write_json(file: Path, value: object) -> None:
+    """Write a value as JSON that people can read; raises what :func:`write_file` raises."""
+    write_file(file, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")

@@ -51,6 +51,12 @@ def listed(numbers: Sequence[int], most: int = 12) -> str:
     return f"{', '.join(map(str, numbers[: most - 2]))} ... {numbers[-1]} ({len(numbers)})"
 
 
+def first_few(names: Sequence[str], most: int, between: str = ", ") -> str:
+    """Return the first ``most`` names, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return between.join(names[:most]) + more
+
+
 def as_the_program_names(text: str) -> str:
     """Return ``text`` in which what a program gave a run has its own name, without the module of the copy."""
     return _COPY.sub("", text)

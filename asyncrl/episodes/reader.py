@@ -18,7 +18,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from asyncrl.core.errors import AsyncRLError, RecipeError
-from asyncrl.core.text import short, writable
+from asyncrl.core.text import first_few, short, writable
 from asyncrl.episodes.measures import COLUMNS, Measure, measure
 from asyncrl.episodes.read_trajectory import Branch, ReadTrajectory
 from asyncrl.episodes.schema import SCHEMA, Kind
@@ -251,10 +251,9 @@ def no_such_episodes(reader: EpisodeReader, choice: Choice) -> RecipeError:
     there = reader.table(msgspec.structs.replace(choice, task=None, source=None), [column])[column]
     found = pc.unique(there).drop_null().to_pylist()
     wanted = choice.task if choice.task is not None else choice.source
-    some = ", ".join(short(value) for value in sorted(found)[:8])
-    more = f", and {len(found) - 8:,} more" if len(found) > 8 else ""
+    some = first_few([short(value) for value in sorted(found)], 8)
     where = "" if choice.step is None else f" in {unit} {choice.step}"
-    return RecipeError("", f"no episodes with {column} {short(wanted)} are kept{where}", f"there are: {some}{more}")
+    return RecipeError("", f"no episodes with {column} {short(wanted)} are kept{where}", f"there are: {some}")
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -23,6 +23,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.section import AUTO
 from asyncrl.core.text import pluralize
 from asyncrl.envs.hosting.threads import run_in_daemon_thread
+from asyncrl.envs.sandbox.processes import adopt_orphans
 from asyncrl.episodes.files import forget_steps_after
 from asyncrl.run.buffer.tasks import load_held_out_tasks
 from asyncrl.run.checkpointer import Checkpointer
@@ -38,7 +39,7 @@ from asyncrl.run.folder.run_memory import free_memory_of, memory_held
 from asyncrl.run.folder.step_log import Launched, StepLog
 from asyncrl.run.host.daemon_watch import ending_with, own_daemons
 from asyncrl.run.host.full_memory import first_reason
-from asyncrl.run.host.processes import adopt_orphans, end_descendants, kill_everything
+from asyncrl.run.host.processes import end_descendants, kill_everything
 from asyncrl.run.host.ray_cluster import remove_session, starting_ray, stop_ray
 from asyncrl.run.host.signals import Heard, StopRequests, hearing, stopped_by, wait_hearing
 from asyncrl.run.measures.summary import Status, Summary

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable
 
+from asyncrl.core.text import first_few
+
 NAMED = 3
 """How many of the processes that are waited for are named."""
 
@@ -26,5 +28,4 @@ class ComingUp:
 
     def _show(self) -> None:
         if left := len(self._waited_for):
-            more = f" and {left - NAMED} more" if left > NAMED else ""
-            self._advance(1 - left / self._all, f"waiting for {', '.join(self._waited_for[:NAMED])}{more}")
+            self._advance(1 - left / self._all, f"waiting for {first_few(self._waited_for, NAMED)}")

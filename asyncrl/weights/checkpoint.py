@@ -10,6 +10,7 @@ from asyncrl.core.architectures.architecture import OUTPUT
 from asyncrl.core.errors import RecipeError, WeightMismatch
 from asyncrl.core.files.weight_files import stored_tensors
 from asyncrl.core.publication import ShardRecord
+from asyncrl.core.text import first_few
 
 _NAMED = 4
 """How many tensors an error names; it counts the others."""
@@ -57,9 +58,9 @@ class Checkpoint:
             if published[name] != self.shapes[name]
         ]
         problems = [
-            *([f"lacks {_some(sorted(missing))}"] if missing else []),
-            *([f"has unknown {_some(sorted(unknown))}"] if unknown else []),
-            *([f"has {_some(reshaped)}"] if reshaped else []),
+            *([f"lacks {first_few(sorted(missing), _NAMED)}"] if missing else []),
+            *([f"has unknown {first_few(sorted(unknown), _NAMED)}"] if unknown else []),
+            *([f"has {first_few(reshaped, _NAMED)}"] if reshaped else []),
         ]
         if problems:
             remedy = (
@@ -81,8 +82,3 @@ def _shapes_of_adapters(weights: Mapping[str, tuple[int, ...]], settings: Adapte
             shapes[f"{PEFT_PREFIX}{projection}.lora_A.weight"] = (settings.rank, inputs)
             shapes[f"{PEFT_PREFIX}{projection}.lora_B.weight"] = (outputs, settings.rank)
     return shapes
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 from asyncrl.cli.arguments import command, count, writable_file
 from asyncrl.cli.console import say
-from asyncrl.cli.outcome import ExitCode, show_refusal
-from asyncrl.cli.written_file import write_file
-from asyncrl.core.errors import RecipeError
+from asyncrl.cli.outcome import ExitCode
+from asyncrl.cli.written_file import write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from asyncrl.cli.arguments import Commands, Run
+    from asyncrl.cli.arguments import Commands
 
 _CHECK = """\
 Play a few episodes of a recipe's agent against scripted answers, without a
@@ -52,31 +51,22 @@ def add_command(commands: Commands) -> None:
         "agent", help="check agents before a run, and replay them", description="Train within agents of your own."
     )
     kinds = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    check = command(kinds, "check", "find what training within an agent will cost", _CHECK, partial(_refusing, run_check))
+    check = command(kinds, "check", "find what training within an agent will cost", _CHECK, run_check, starts=True)
     check.add_argument("recipe", metavar="RECIPE", help="a .yaml file, or the name of a shipped recipe")
     check.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="changes of the recipe")
     check.add_argument("--episodes", metavar="N", type=count, default=3, help="episodes of each agent (default 3)")
     check.add_argument("--script", metavar="FILE", type=Path, help="read the answers from there")
     check.add_argument("--json", metavar="FILE", type=writable_file, help="also write what was found there")
     replayed = command(
-        kinds, "replay", "serve an agent its kept traffic", _REPLAY, partial(_refusing, run_replay), epilog=_REPLAY_EXAMPLES
+        kinds, "replay", "serve an agent its kept traffic", _REPLAY, run_replay, starts=True, epilog=_REPLAY_EXAMPLES
     )
     replayed.add_argument("folder", metavar="RUN", type=Path, help="the run's folder")
     replayed.add_argument("episode", metavar="EPISODE", help="GROUP/SAMPLE, as `asyncrl show` has them, or the id of a task")
     replayed.add_argument("command", metavar="COMMAND", nargs="+", help="the agent's command line, after --")
 
 
-def _refusing(run: Run, arguments: argparse.Namespace, console: Console) -> ExitCode:
-    try:
-        return run(arguments, console)
-    except RecipeError as error:
-        return show_refusal(error)
-
-
 def run_check(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Check the agents of a recipe."""
-    import msgspec
-
     from asyncrl.authoring.agents.agent_check import check_agents
     from asyncrl.authoring.agents.agent_check_view import agent_check_view
     from asyncrl.authoring.agents.scripted_policy import calling_each_tool, reading
@@ -89,7 +79,7 @@ def run_check(arguments: argparse.Namespace, console: Console) -> ExitCode:
     for line in agent_check_view(checked):
         console.print(line, soft_wrap=True)
     if arguments.json is not None:
-        write_file(arguments.json, msgspec.json.format(msgspec.json.encode(checked), indent=2) + b"\n")
+        write_json(arguments.json, checked)
     return ExitCode.FAILED if any(one.errors for one in checked) else ExitCode.COMPLETED
 
 

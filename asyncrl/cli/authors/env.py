@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,14 +12,13 @@ from rich.text import Text
 from asyncrl.cli.arguments import command, count, whole_number, writable_file
 from asyncrl.cli.authors import env_serve
 from asyncrl.cli.console import say
-from asyncrl.cli.outcome import ExitCode, show_refusal
-from asyncrl.cli.written_file import write_file
-from asyncrl.core.errors import RecipeError
+from asyncrl.cli.outcome import ExitCode
+from asyncrl.cli.written_file import write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from asyncrl.cli.arguments import Commands, Run
+    from asyncrl.cli.arguments import Commands
 
 _INIT = """\
 Write a new folder with an environment that works, its test, and a recipe that
@@ -53,20 +51,20 @@ def add_command(commands: Commands) -> None:
         "env", help="begin, check, play, score and serve environments", description="Write environments."
     )
     kinds = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    init = command(kinds, "init", "write an environment to begin with", _INIT, partial(_refusing, run_init))
+    init = command(kinds, "init", "write an environment to begin with", _INIT, run_init, starts=True)
     init.add_argument("name", metavar="NAME", type=Path, help="the new folder")
-    check = command(kinds, "check", "find what would hurt a run", _CHECK, partial(_refusing, run_check))
+    check = command(kinds, "check", "find what would hurt a run", _CHECK, run_check, starts=True)
     _add_subject(check)
     check.add_argument("--model", metavar="MODEL", help="look at it through this model's chat template, too (else the recipe's)")
     check.add_argument("--json", metavar="FILE", type=writable_file, help="also write the findings there")
-    play = command(kinds, "play", "be the model", _PLAY, partial(_refusing, run_play))
+    play = command(kinds, "play", "be the model", _PLAY, run_play, starts=True)
     _add_subject(play)
     play.add_argument("--task", metavar="ID", default="0", help="id or number of the task (default 0)")
     play.add_argument("--split", choices=("train", "evaluation"), default="train", help="where the task is from (default train)")
     play.add_argument("--member", metavar="NAME", help="which environment of a mixture")
     play.add_argument("--script", metavar="FILE", type=Path, help="read the turns from there")
     env_serve.add_command(kinds)
-    score = command(kinds, "eval", "score a model", _EVAL, partial(_refusing, run_eval))
+    score = command(kinds, "eval", "score a model", _EVAL, run_eval, starts=True)
     _add_subject(score)
     score.add_argument("--model", metavar="MODEL", required=True, action="append", help="may be given several times")
     score.add_argument("-n", metavar="N", type=count, help="tasks to play (default 200, or all that the files have)")
@@ -78,13 +76,6 @@ def add_command(commands: Commands) -> None:
 def _add_subject(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("environment", metavar="ENVIRONMENT", help=_SUBJECT)
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="changes of the recipe")
-
-
-def _refusing(run: Run, arguments: argparse.Namespace, console: Console) -> ExitCode:
-    try:
-        return run(arguments, console)
-    except RecipeError as error:
-        return show_refusal(error)
 
 
 def run_init(arguments: argparse.Namespace, console: Console) -> ExitCode:
@@ -104,8 +95,6 @@ def run_init(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
 def run_check(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Check an environment."""
-    import msgspec
-
     from asyncrl.authoring.check import check
     from asyncrl.authoring.check_view import check_view
     from asyncrl.authoring.subject import compose_for_author
@@ -115,7 +104,7 @@ def run_check(arguments: argparse.Namespace, console: Console) -> ExitCode:
     for line in check_view(checked):
         console.print(line, soft_wrap=True)
     if arguments.json is not None:
-        write_file(arguments.json, msgspec.json.format(msgspec.json.encode(checked), indent=2) + b"\n")
+        write_json(arguments.json, checked)
     return ExitCode.FAILED if any(one.errors for one in checked) else ExitCode.COMPLETED
 
 

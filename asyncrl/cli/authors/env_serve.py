@@ -36,7 +36,7 @@ _MAKE_TOKEN = "python -c 'import secrets; print(secrets.token_urlsafe())'"
 
 def add_command(kinds: Commands) -> None:
     """Add the command ``serve``."""
-    parser = command(kinds, "serve", "serve an environment to runs elsewhere", _DESCRIPTION, run)
+    parser = command(kinds, "serve", "serve an environment to runs elsewhere", _DESCRIPTION, run, starts=True)
     parser.add_argument(
         "environment", metavar="ENVIRONMENT", help="`module:Class`, a built-in environment, or what --from knows by this name"
     )
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Serve until Ctrl-C or SIGTERM."""
     import asyncio
 
-    from asyncrl.cli.outcome import ExitCode, show_refusal
+    from asyncrl.cli.outcome import ExitCode
     from asyncrl.envs.remote.served_environments import Served
     from asyncrl.envs.remote.server import serve
 
@@ -87,13 +87,11 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
         served = Served(environment, options, tuple(arguments.secret))
         name = f"asyncrl {asyncrl.__version__}"
         asyncio.run(serve(served, token, arguments.host, arguments.port, name, listening))
-    except RecipeError as error:
-        return show_refusal(error)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
         problem = f"another program listens at port {arguments.port} of {arguments.host}"
-        return show_refusal(RecipeError("--port", problem, "end it, or choose another port; 0 takes a free one"))
+        raise RecipeError("--port", problem, "end it, or choose another port; 0 takes a free one") from error
     return ExitCode.COMPLETED
 
 

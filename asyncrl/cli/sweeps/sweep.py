@@ -17,8 +17,7 @@ from rich.text import Text
 from asyncrl.cli.arguments import command, count, run_to_read
 from asyncrl.cli.console import say
 from asyncrl.cli.launch import accept, is_override
-from asyncrl.cli.outcome import ExitCode, logging_to, show_refusal
-from asyncrl.core.errors import RecipeError
+from asyncrl.cli.outcome import ExitCode, logging_to
 from asyncrl.run.host.signals import Heard, StopRequests, hearing
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ SHOW_S = 2.0
 
 def add_command(commands: Commands) -> None:
     """Add the command ``sweep``."""
-    parser = command(commands, "sweep", "run and compare settings of a recipe", _DESCRIPTION, run, epilog=_EXAMPLES)
+    parser = command(commands, "sweep", "run and compare settings of a recipe", _DESCRIPTION, run, starts=True, epilog=_EXAMPLES)
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="path of a .yaml file, or the name of a shipped recipe")
     parser.add_argument(
         "overrides", metavar="KEY=VALUES", nargs="*", help="the values of a key (A,B,C), or a change that holds for all"
@@ -76,23 +75,20 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     from asyncrl.sweeps.view import points_view
 
     _check_usage(arguments)
-    try:
-        if arguments.resume is not None:
-            return run_missing(resumed(arguments.resume, arguments.parallel), arguments.parallel, console)
-        asked = Asked(
-            recipe=arguments.recipe,
-            overrides=tuple(arguments.overrides),
-            seeds=arguments.seeds,
-            parallel=arguments.parallel,
-            foresight=Foresight(arguments.source, arguments.rates, not arguments.dry_run) if arguments.plan else None,
-        )
-        if arguments.dry_run:
-            console.print(points_view(_prepare(asked, console).sweep))
-            say("The sweep can be run; nothing was started.")
-            return ExitCode.COMPLETED
-        return run_missing(make(asked, console), arguments.parallel, console)
-    except RecipeError as error:
-        return show_refusal(error)
+    if arguments.resume is not None:
+        return run_missing(resumed(arguments.resume, arguments.parallel), arguments.parallel, console)
+    asked = Asked(
+        recipe=arguments.recipe,
+        overrides=tuple(arguments.overrides),
+        seeds=arguments.seeds,
+        parallel=arguments.parallel,
+        foresight=Foresight(arguments.source, arguments.rates, not arguments.dry_run) if arguments.plan else None,
+    )
+    if arguments.dry_run:
+        console.print(points_view(_prepare(asked, console).sweep))
+        say("The sweep can be run; nothing was started.")
+        return ExitCode.COMPLETED
+    return run_missing(make(asked, console), arguments.parallel, console)
 
 
 def make(asked: Asked, console: Console) -> SweepFolder:

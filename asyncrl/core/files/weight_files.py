@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from asyncrl.core.architectures.architecture import EMBEDDING, OUTPUT, ModelTensor
 from asyncrl.core.architectures.joint_experts import names_in
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.text import first_few
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -77,8 +78,7 @@ def check_weights(stored: Mapping[str, StoredTensor], wanted: Iterable[ModelTens
     """
     names = check_present(stored, wanted, folder, place)
     if further := sorted(stored.keys() - names):
-        more = f" and {len(further) - 1} more" if len(further) > 1 else ""
-        problem = f"{stored[further[0]].file} has tensor {further[0]}{more}, which the model in its config.json has not"
+        problem = f"{stored[further[0]].file} has tensor {first_few(further, 1)}, which the model in its config.json has not"
         raise RecipeError(place, problem, _FITTING)
     read = {tensor.file for tensor in stored.values()}
     if not (folder / INDEX).is_file() and (others := sorted(set(folder.glob("*.safetensors")) - read)):

@@ -1,6 +1,6 @@
-"""The process that compares answers with ``math-verify``: a JSON line in, a JSON line out. It ends with its standard input.
+"""Compares answers with ``math-verify``, in a process of :mod:`asyncrl.envs.hosting.tool_processes`.
 
-An answer that takes it too long, or too much memory, ends it, even if whoever asked is gone.
+An answer that takes it too long ends it, even if whoever asked is gone; one that takes it too much memory is not compared.
 """
 
 import json
@@ -10,9 +10,12 @@ import resource
 import signal
 import sys
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
+from math_verify import parse, verify
+
+from asyncrl.envs.hosting.process_functions import ProcessFunctions
 from asyncrl.envs.rewards.math_choices import choice_in
 from asyncrl.envs.rewards.math_forms import Form, Kind, equal, form_of, words
 from asyncrl.envs.rewards.math_numbers import number_of, to_be_computed
@@ -31,24 +34,28 @@ _UNREAD = re.compile(r"(?<![a-z\d])(?<![a-z\d] )\d+ +\d|\d\s*\|+\s*\d|\.\.|[?@#&
 """Two numbers side by side, and what math-verify leaves out, or takes for the end of an expression."""
 
 
-def main() -> None:
-    """Answer until the input ends."""
+class Comparing(ProcessFunctions):
+    """The function that the process runs."""
+
+    @staticmethod
+    def compare(expected: str, answer: str, seconds: float) -> str:
+        """Say, as JSON, whether the expected answer can be read, and whether both are equal."""
+        _prepare()
+        signal.setitimer(signal.ITIMER_REAL, seconds)  # nobody handles the signal, so it ends the process
+        wanted = wanted_of(expected)
+        equal = wanted is not None and is_equal(wanted, answer)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        return json.dumps({"known": wanted is not None, "equal": equal})
+
+
+@cache
+def _prepare() -> None:
+    """Bound the memory of this process, and keep math-verify quiet, which warns that it has no deadline of its own."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    logging.disable()  # math-verify warns that it has no deadline of its own
-    import math_verify  # noqa: F401 - which takes half a second, before it is ready
-
+    logging.disable()
     sys.set_int_max_str_digits(100_000)
-    print(json.dumps({"ready": True}), flush=True)  # noqa: T201 - the protocol
-    for line in sys.stdin:
-        asked = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, asked["seconds"])  # nobody handles the signal, so it ends the process
-        wanted = wanted_of(asked["expected"])
-        known = wanted is not None
-        equal = wanted is not None and is_equal(wanted, asked["answer"])
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        print(json.dumps({"known": known, "equal": equal}), flush=True)  # noqa: T201 - the protocol
 
 
 def wanted_of(expected: str) -> Form | None:
@@ -103,8 +110,6 @@ def _read(expression: str) -> tuple[Any, ...]:
 
 def _parsed(text: str) -> list[Any]:
     """Return what math-verify finds in a text: an expression, and how it is written there."""
-    from math_verify import parse
-
     found: list[Any] = parse(text, parsing_timeout=None)
     return found
 
@@ -119,10 +124,4 @@ def _same(wanted: str, given: str) -> bool:
 
 
 def _verified(wanted: Sequence[Any], given: Sequence[Any]) -> bool:
-    from math_verify import verify
-
     return bool(wanted and given and verify(list(wanted), list(given), timeout_seconds=None))
-
-
-if __name__ == "__main__":
-    main()

@@ -18,6 +18,7 @@ from statistics import fmean
 from asyncrl.core.errors import first_error
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.envs.sandbox.processes import adopt_orphans
 from asyncrl.generators.evaluation import BrokenEpisode, Evaluated, EvaluationResult, HeldOutTask, require_results
 from asyncrl.run.evaluation.folder import EvaluationFolder
 from asyncrl.run.evaluation.found_model import EvaluatedModel
@@ -27,7 +28,6 @@ from asyncrl.run.evaluation.version_export import weights_of
 from asyncrl.run.folder.disk import ROOM_BYTES, wait_for_room
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.host.daemon_watch import ending_with, own_daemons
-from asyncrl.run.host.processes import adopt_orphans
 from asyncrl.run.host.ray_cluster import starting_ray
 from asyncrl.run.host.signals import wait_hearing
 from asyncrl.run.launch import end_processes, ray_up, supervise

@@ -5,20 +5,11 @@ after the actor is gone, and can be found and ended at the end of the run.
 """
 
 import contextlib
-import ctypes
 import os
 import signal
 from pathlib import Path
 
 import psutil
-
-_PR_SET_CHILD_SUBREAPER = 36
-
-
-def adopt_orphans() -> None:
-    """Make this process the parent of every orphaned descendant. Does nothing where the system cannot do that."""
-    if hasattr(ctypes.CDLL(None), "prctl"):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_descendants(seconds: float, spared: str = "") -> list[str]:

@@ -1,6 +1,6 @@
 """Shows a report on a replay buffer to the user."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -11,6 +11,7 @@ from asyncrl.buffers.inspection import BufferReport, LengthBin
 from asyncrl.buffers.ledger import TaskState, TrajectoryState
 from asyncrl.core.measures.buffer_statistics import GroupState
 from asyncrl.core.measures.units import duration, memory, percent, quantity
+from asyncrl.core.text import first_few
 
 BAR = 24
 """The length of the longest bar, in characters."""
@@ -96,10 +97,10 @@ def _remarks(report: BufferReport) -> Iterator[Text]:
             f"Over the staleness bound: {quantity(stale.masked)} tokens masked, {quantity(stale.dropped)} dropped", "yellow"
         )
     if report.filtered_tasks:
-        yield Text(f"Tasks that break their environment: {_named(report.filtered_tasks)}", "yellow")
+        yield Text(f"Tasks that break their environment: {first_few(report.filtered_tasks, TASKS_NAMED)}", "yellow")
     if report.too_long:
         left_out = ", ".join(f"{count:,} of {source}" for source, count in report.too_long.items())
-        met = f"; met when they were played: {_named(report.too_long_tasks)}" if report.too_long_tasks else ""
+        met = f"; met when they were played: {first_few(report.too_long_tasks, TASKS_NAMED)}" if report.too_long_tasks else ""
         yield Text(f"Tasks left out because their prompts leave no room for a turn: {left_out}{met}", "yellow")
     if report.late_samples:
         yield Text(f"Handed in too late, when nobody waited for them any more: {report.late_samples:,} episodes")
@@ -108,8 +109,3 @@ def _remarks(report: BufferReport) -> Iterator[Text]:
             f"Destroyed by crashes, and generated again unless already trained: {report.lost_trajectories:,} episodes",
             "yellow",
         )
-
-
-def _named(tasks: Sequence[str]) -> str:
-    more = len(tasks) - TASKS_NAMED
-    return ", ".join(tasks[:TASKS_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -16,6 +16,8 @@ from asyncrl.envs.rewards import Exact, MathEquivalence, Reward, RewardUnavailab
 from asyncrl.envs.rewards.load import load_reward
 from asyncrl.envs.rewards.math_comparison import is_equal, wanted_of
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # processes for comparisons belong to a loop, and take a second to start
+
 
 def task(**data: object) -> Task:
     return Task(id=TaskId("t"), prompt="?", data=data)
@@ -108,7 +110,7 @@ async def test_math_kills_what_takes_too_long_and_goes_on(monkeypatch: pytest.Mo
     maths = MathEquivalence(deadline_s=60.0, processes=1)
     assert await maths(task(answer="1/2"), "0.5") == 1.0
     endless = asyncio.create_task(maths(task(answer="7"), "$9^{9^{9^{9^{9}}}}$"))
-    while maths._idle:  # noqa: ASYNC110 - until the process that compared before is asked
+    while maths._processes.get()._idle:  # noqa: ASYNC110 - until the process that compared before is asked
         await asyncio.sleep(0)
     virtual_time.skip(monkeypatch, 60.0)
     assert await endless == 0.0

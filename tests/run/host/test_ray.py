@@ -21,7 +21,8 @@ from asyncrl.run.host.ray_cluster import starting_ray, stop_ray
 from asyncrl.run.nodes.remote_files import FarFiles
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.nodes.node_watch import NodeWatch
-from asyncrl.run.host.processes import adopt_orphans, end_descendants
+from asyncrl.envs.sandbox.processes import adopt_orphans
+from asyncrl.run.host.processes import end_descendants
 from asyncrl.run.host.signals import hearing, wait_hearing
 
 STRANGER = '''
