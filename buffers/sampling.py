@@ -8,12 +8,12 @@ import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from itertools import accumulate, pairwise
 from typing import Protocol, cast
 
 import msgspec
 
 from asyncrl.buffers.ready import Ready, ReadyGroup
-from asyncrl.buffers.systematic import inclusion_probabilities, systematic_hits
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.plug_ins.plug_in import load_class, users_code
@@ -109,7 +109,7 @@ class Prioritised:
     """Chooses with probability proportional to priority, without replacement, and returns weights that correct for it.
 
     Priorities follow Schaul et al. 2016, "Prioritized Experience Replay" (arXiv:1511.05952); there, transitions are drawn with
-    replacement and the correction is annealed. Here the inclusion probabilities ``pi`` are exact (``buffers/systematic.py``) and
+    replacement and the correction is annealed. Here the inclusion probabilities ``pi`` are exact (``buffers/sampling.py``) and
     so are the weights ``n / (N * pi)``: the mean of ``weight * x`` over the ``n`` sampled groups is an unbiased estimate of the
     mean of ``x`` over all ``N`` ready ones (Horvitz and Thompson 1952, "A generalization of sampling without replacement from a
     finite universe"). Groups lie on the line oldest first, so a sample is also spread evenly over the ages. ``on_stale:
@@ -252,3 +252,37 @@ def _load(options: CustomSamplerConfig) -> Sampler:
     problem = f"{options.name} refuses {options.options}:"
     with users_code(problem, "buffer.sampler.options", "give options that its constructor accepts"):
         return cast(Sampler, loaded(**options.options))
+
+
+def systematic_hits(sizes: Sequence[int], n: int, start: int) -> list[int]:
+    """Return how often each interval is hit: systematic sampling with probability proportional to size, in exact integers.
+
+    ``n`` points at equal distances, the first at a random ``start``, are laid over intervals as long as the sizes. What always
+    holds, for every start: there are exactly ``n`` hits in all, and interval ``i`` is hit ``n * sizes[i] / sum(sizes)`` times,
+    rounded down or up; over all starts, exactly that often on average (Madow 1949, "On the theory of systematic sampling, II").
+
+    Args:
+        sizes: lengths of the intervals, not negative, not all 0.
+        n: number of points.
+        start: the first point, in ``[0, sum(sizes))``; intervals are ``n * size`` long and points ``sum(sizes)`` apart.
+    """
+    distance = sum(sizes)
+    before = [-((start - n * end) // distance) for end in accumulate(sizes, initial=0)]
+    return [below_end - below_start for below_start, below_end in pairwise(before)]
+
+
+def inclusion_probabilities(sizes: Sequence[int], n: int) -> list[Fraction]:
+    """Return each unit's probability to be in a sample of ``n`` without replacement.
+
+    The probabilities are proportional to size, at most 1 each, and add up to ``n``.
+
+    Sizes are positive, and ``n`` is at most their number. Units whose share would exceed 1 are in every sample, and the others
+    share the rest (Särndal, Swensson and Wretman 1992, "Model Assisted Survey Sampling", section 3.6).
+    """
+    certain: set[int] = set()
+    while True:
+        left, total = n - len(certain), sum(sizes) - sum(sizes[i] for i in certain)
+        capped = {i for i, size in enumerate(sizes) if i not in certain and left * size >= total}
+        if not capped:
+            return [Fraction(1) if i in certain else Fraction(left * size, total) for i, size in enumerate(sizes)]
+        certain |= capped

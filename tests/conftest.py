@@ -117,17 +117,13 @@ def pytest_runtest_setup() -> None:
 class TrialHere:
     """Tries a model in this process, in place of the process of a :class:`ModelCheck`."""
 
-    returncode = 0
-
-    def communicate(self, request: bytes = b"", timeout: float | None = None) -> tuple[bytes, bytes]:
-        if not request:
-            return b"", b""
+    def ask(self, request: bytes, seconds: float) -> bytes:
         from asyncrl.run.dry_run.model_trial import asked, outcome_of
 
         with ThreadPoolExecutor(1) as thread:  # the test may have an event loop of its own
-            return b"\n" + msgspec.json.encode(thread.submit(outcome_of, asked(request)).result()), b""
+            return msgspec.json.encode(thread.submit(outcome_of, asked(request)).result())
 
-    def kill(self) -> None:
+    def __exit__(self, *error: object) -> None:
         pass
 
 

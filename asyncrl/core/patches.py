@@ -4,7 +4,7 @@ from asyncrl.core.reach import Reach
 
 REACHES = (
     Reach(
-        files=("asyncrl/authoring/pattern_text.py",),
+        files=("asyncrl/authoring/made_values.py",),
         names=("re._constants", "re._parser"),
         why="make texts that a pattern matches from the parser's tree: nothing public reads a pattern",
         test="tests/authoring/test_made_values.py::test_a_text_is_made_that_matches",

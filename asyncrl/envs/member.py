@@ -59,6 +59,6 @@ class Member(ABC):
             RecipeError: it makes no tasks, or it raises while it makes them.
         """
         kind = type(self.spec).__struct_config__.tag
-        raise RecipeError(
-            "tasks.kind", f"an environment of kind {kind} makes no tasks of its own", "use `files` and name the files"
-        )
+        otherwise = "name a function under environment.tasks, or " if hasattr(self.spec, "tasks") else ""
+        problem = f"an environment of kind {kind} makes no tasks of its own"
+        raise RecipeError("tasks.kind", problem, f"{otherwise}use `files` and name the files")

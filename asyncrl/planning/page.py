@@ -5,18 +5,16 @@ What always holds: it is one file that loads nothing, which its own content secu
 
 from pathlib import Path
 
-import jinja2
 import msgspec
 from markupsafe import Markup
 
-from asyncrl.core.measures.units import duration, memory, percent
+from asyncrl.core.measures.units import memory
 from asyncrl.core.text import writable
-from asyncrl.episodes.visible import visible
 from asyncrl.planning.plan_request import PlanAnswer
 from asyncrl.planning.prediction import INTERVALS, Figure, Prediction
 from asyncrl.planning.view import with_interval
 from asyncrl.run.report.figures import SIZE, Tick, number, ticks
-from asyncrl.run.report.page import STYLE
+from asyncrl.run.report.page import STYLE, page_template
 
 _HERE = Path(__file__).parent
 
@@ -47,22 +45,7 @@ class Picture(msgspec.Struct, frozen=True):
 
 def plan_page(answer: PlanAnswer) -> str:
     """Return the page as HTML that can be encoded as UTF-8."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=lambda value: visible(value) if type(value) is str else value,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "number": number,
-        "percent": percent,
-        "duration": duration,
-        "memory": memory,
-        "interval": with_interval,
-    }
-    page = environment.get_template("plan.html.j2").render(
+    page = page_template("plan.html.j2", _HERE, memory=memory, interval=with_interval).render(
         style=Markup(STYLE),
         answer=answer,
         every=answer.every,

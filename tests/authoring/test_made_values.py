@@ -9,7 +9,7 @@ from jsonschema import Draft202012Validator
 from tool_type_cases import DEFAULTS, LIMITED, SIMPLE, define, forms
 
 from asyncrl.authoring.calls import made_call
-from asyncrl.authoring.pattern_text import matching
+from asyncrl.authoring.made_values import matching
 from asyncrl.core.messages import ToolSpec
 
 SIGNATURES = [f"x: {form.written}" for simple in SIMPLE for _, form in forms(simple)]

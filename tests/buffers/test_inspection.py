@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.buffers.inspection import inspect
-from asyncrl.buffers.statistics import Lengths
+from asyncrl.buffers.state import Lengths
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.measures.buffer_statistics import BufferStatistics, GroupState, HeldGroups, LedgerCounts, StaleTokens
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.buffers.buckets import VersionBuckets
+from asyncrl.buffers.index import VersionBuckets
 from asyncrl.buffers.ready import Ready, ReadyGroup, mean_absolute_advantage
 
 

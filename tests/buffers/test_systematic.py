@@ -6,7 +6,7 @@ from math import ceil, floor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.buffers.systematic import inclusion_probabilities, systematic_hits
+from asyncrl.buffers.sampling import inclusion_probabilities, systematic_hits
 
 sizes_and_n = st.lists(st.integers(1, 12), min_size=1, max_size=7).flatmap(
     lambda sizes: st.tuples(st.just(sizes), st.integers(1, len(sizes)))

@@ -6,14 +6,16 @@ model's; so what extends a token stream here does so in a run, as far as the age
 
 import asyncio
 import os
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
 from asyncrl.authoring.agents.conversations import Beginning, Begun, Conversations
-from asyncrl.authoring.agents.model_files import folder_without_weights
 from asyncrl.authoring.agents.scripted_policy import Script, ScriptedPolicy
 from asyncrl.authoring.findings import Finding, Findings, Severity
 from asyncrl.authoring.subject import Subject, tasks_of
@@ -40,8 +42,10 @@ from asyncrl.generators.gateway.server import Gateway
 from asyncrl.generators.tool_calls.reader import ToolCallReader
 from asyncrl.generators.tool_calls.reasoning import Reasoning
 from asyncrl.generators.vllm.engine_arguments import EngineSettings, engine_arguments
-from asyncrl.run.models.model_shape import check_sizes, read_shape
+from asyncrl.run.models.hub import tokenizer_folder
+from asyncrl.run.models.model_shape import TINY, check_sizes, read_shape
 from asyncrl.run.pool.gateway_host import gateway_host
+from asyncrl.run.tiny.lessons import players_of
 
 CLOSE_S = 10.0
 _NOT_FOR_LONG = (StopReason.MAX_TURNS, StopReason.MAX_TRAJECTORIES, StopReason.EPISODE_TIMEOUT, StopReason.SAMPLED_TOKENS)
@@ -320,3 +324,27 @@ def _current() -> Placed:
     assert isinstance(turn, GatewayTurn)
     assert turn.placed is not None
     return turn.placed
+
+
+@contextmanager
+def folder_without_weights(recipe: Recipe) -> Iterator[str]:
+    """Yield a folder with a model's tokenizer and configuration; weights may be there, and are not needed.
+
+    Raises:
+        RecipeError: there is no such model, or the hub cannot be asked.
+    """
+    if recipe.model.path != TINY:
+        yield str(tokenizer_folder(recipe.model.path, "model.path"))
+        return
+    from asyncrl.learners.tiny.settings import Size
+    from asyncrl.learners.tiny.tokenizer_alone import tiny_tokenizer
+    from asyncrl.learners.tiny.warmup import config_of
+
+    environments = {name: player.environment for name, player in players_of(recipe).items()}
+    tokenizer = tiny_tokenizer(environments, recipe.seed)
+    with tempfile.TemporaryDirectory(prefix="asyncrl-") as folder:
+        tokenizer.save_pretrained(folder)
+        config = config_of(tokenizer, Size(), [int(tokenizer.eos_token_id)])
+        config.architectures = ["Qwen3ForCausalLM"]
+        config.save_pretrained(folder)
+        yield str(Path(folder))

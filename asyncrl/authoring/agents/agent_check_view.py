@@ -5,18 +5,14 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from asyncrl.authoring.agents.agent_check import AgentChecked, RoleFigures
-from asyncrl.authoring.findings import Severity
+from asyncrl.authoring.check_view import finding_view, verdict_of
 from asyncrl.core.text import pluralize
-
-_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow"}
 
 
 def agent_check_view(checked: Sequence[AgentChecked]) -> Iterator[Text]:
     """The figures of each agent, and what was found."""
     for one in checked:
-        errors, warnings = one.errors, len(one.findings) - one.errors
-        verdict = ("in order", "green") if not errors else (pluralize(errors, "error"), "bold red")
-        yield Text.assemble((one.environment, "bold"), ": ", verdict, f", {pluralize(warnings, 'warning')}" if warnings else "")
+        yield verdict_of(one.environment, one.findings)
         ends = ", ".join(f"{count} {reason}" for reason, count in one.stop_reasons.items())
         rewards = ", ".join(f"{each:g}" for each in dict.fromkeys(one.rewards))
         yield Text(
@@ -32,11 +28,7 @@ def agent_check_view(checked: Sequence[AgentChecked]) -> Iterator[Text]:
             yield Text(f"  cost: the learner computes {one.cost:.1f} tokens for each that it trains, with these answers")
         for what, count in one.asked_in_vain.items():
             yield Text(f"  {what}: {pluralize(count, 'request')}")
-        for finding in one.findings:
-            yield Text.assemble(
-                "  ", (finding.severity, _STYLES[finding.severity]), f" [{finding.check}] {finding.place}: {finding.problem}; ",
-                (finding.remedy, "italic"),
-            )  # fmt: skip
+        yield from map(finding_view, one.findings)
 
 
 def _role(figures: RoleFigures) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from asyncrl.cli.arguments import command, run_or_address
 from asyncrl.cli.console import say
-from asyncrl.cli.outcome import ExitCode
+from asyncrl.cli.outcome import ExitCode, show_error
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,7 +89,6 @@ def show(event: RunEvent, view: LiveView) -> None:
 
 def run_stop(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Stop runs, one after the other; one that cannot be stopped does not keep the others."""
-    from asyncrl.cli.outcome import show_error
     from asyncrl.core.errors import AsyncRLError
 
     code = ExitCode.COMPLETED

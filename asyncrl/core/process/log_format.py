@@ -12,7 +12,7 @@ UNSEEN = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if c
 _LIKE_A_RECORD = re.compile(
     r"^(?=(?:\([^)\n]*pid=\d+\) )?(?:\[?\d{4}-\d\d-\d\d |\[?[DIWEFC]\d{4} |(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) ))", re.MULTILINE
 )
-"""Where a line begins as those of this format, of vLLM's or of C++ libraries do; see :mod:`asyncrl.run.views.log_records`."""
+"""Where a line begins as those of this format, of vLLM's or of C++ libraries do; see :mod:`asyncrl.run.views.logs`."""
 
 
 class LogFormatter(logging.Formatter):

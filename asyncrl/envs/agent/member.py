@@ -8,7 +8,6 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.plug_ins.plug_in import users_code
 from asyncrl.core.recipe.environment import AgentEnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.envs.agent.environment import AgentEnvironment, interpreter, lasting_variables
@@ -81,8 +80,4 @@ class AgentMember(Member):
 
     def make_tasks(self, split: str, count: int, seed: int) -> Sequence[Task]:
         """Make tasks by the function that ``tasks`` names."""
-        if self._make_tasks is None:
-            return super().make_tasks(split, count, seed)
-        with users_code(f"{self._spec.tasks} raised", f"{self.place}.tasks", "correct it"):
-            tasks = self._make_tasks(split, count, seed)
-            return list(tasks) if isinstance(tasks, Sequence) else tasks
+        return (self._make_tasks or super().make_tasks)(split, count, seed)

@@ -6,31 +6,27 @@ The environment of an episode whose tools are those of an MCP server.
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import ToolSpec
-from asyncrl.core.plug_ins.plug_in import users_code
 from asyncrl.core.recipe.environment import McpEnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Environment
 from asyncrl.envs.hosting.episode_resources import Provided
 from asyncrl.envs.hosting.own_loop import run_in_own_loop
 from asyncrl.envs.mcp.schema_checks import SchemaChecks, schema_text
-from asyncrl.envs.mcp.session import McpSession
-from asyncrl.envs.mcp.sessions import Sessions
+from asyncrl.envs.mcp.session import McpServer, McpSession, NoSession
+from asyncrl.envs.mcp.sessions import Sessions, mcp_sessions
 from asyncrl.envs.member import Member
-from asyncrl.envs.rewards.load import RewardFunction
+from asyncrl.envs.rewards.load import RewardFunction, load_reward
 from asyncrl.envs.secrets import Secrets, read_secrets
 from asyncrl.envs.signature import SchemaParameters
 from asyncrl.envs.task_maker import load_maker
 from asyncrl.envs.tool_marks import Marks
 from asyncrl.envs.tools import Tool, ToolEnvironment
-
-if TYPE_CHECKING:
-    from asyncrl.envs.mcp.session import McpServer
 
 
 class McpMember(Member):
@@ -52,8 +48,6 @@ class McpMember(Member):
             raise RecipeError(f"{place}.url", f"{spec.url!r} is no HTTP address", "write it as http://host:port/path")
         if spec.token_variable and not spec.url:
             raise RecipeError(f"{place}.token_variable", "a token is sent to a url only", "name it under secrets")
-        from asyncrl.envs.rewards.load import load_reward
-
         self._reward = load_reward(spec.reward, f"{place}.reward")
         self._make_tasks = load_maker(spec.tasks, f"{place}.tasks") if spec.tasks else None
 
@@ -66,8 +60,6 @@ class McpMember(Member):
 
     def share(self, secrets: Secrets) -> AbstractAsyncContextManager[Any]:
         """Return the context of the sessions."""
-        from asyncrl.envs.mcp.sessions import mcp_sessions
-
         spec = self._spec
         return mcp_sessions(self._server(secrets), shared=spec.session == "shared", wait_s=spec.server_timeout_s)
 
@@ -84,10 +76,7 @@ class McpMember(Member):
         server = self._server(read_secrets(self._spec, variables))
         run_in_own_loop(lambda: self._check(server), f"checking {server.name}")
 
-    async def _check(self, server: "McpServer") -> None:
-        from asyncrl.envs.mcp.schema_checks import SchemaChecks
-        from asyncrl.envs.mcp.session import McpSession, NoSession
-
+    async def _check(self, server: McpServer) -> None:
         checks = SchemaChecks(server.name)
         session = McpSession(server, checks)
         try:
@@ -100,16 +89,9 @@ class McpMember(Member):
 
     def make_tasks(self, split: str, count: int, seed: int) -> Sequence[Task]:
         """Make tasks by the function that ``tasks`` names."""
-        if self._make_tasks is None:
-            remedy = "name a function under environment.tasks, or use `files` and name the files"
-            raise RecipeError("tasks.kind", "an environment of kind mcp makes no tasks of its own", remedy)
-        with users_code(f"{self._spec.tasks} raised", f"{self.place}.tasks", "correct it"):
-            tasks = self._make_tasks(split, count, seed)
-            return list(tasks) if isinstance(tasks, Sequence) else tasks
+        return (self._make_tasks or super().make_tasks)(split, count, seed)
 
-    def _server(self, secrets: Secrets) -> "McpServer":
-        from asyncrl.envs.mcp.session import McpServer
-
+    def _server(self, secrets: Secrets) -> McpServer:
         spec = self._spec
         return McpServer(
             command=spec.command,

@@ -30,8 +30,8 @@ def examine(run_dir: Path, looked_at: ModelConfig | None) -> Iterator[Finding]:
             ("folders", lambda: system.check_folders(run_dir)),
             ("Ray", system.check_ray),
         ]
-        if looking is not None:
-            checks.append(("model", partial(model.findings_of, looking)))
+        if looking is not None and looked_at is not None:
+            checks.append(("model", partial(model.findings_of, looking, looked_at)))
         for topic, check in checks:
             yield from contained(topic, check)
 

@@ -6,10 +6,7 @@ is wrong does not keep the others from being looked at. ``python -P -m asyncrl.r
 
 import asyncio
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,13 +15,13 @@ import msgspec
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.memory_files import memory_file_system
 from asyncrl.core.measures.units import memory, quantity
-from asyncrl.core.process.long_import import long_import
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.schema import ModelConfig
 from asyncrl.generators.template_choice import FOR_TOOLS, variables_of
 from asyncrl.generators.template_trial import Outcome, Trial, try_template
 from asyncrl.learners.supported_model import supported_config
 from asyncrl.run.doctor.finding import Finding, fine, note, problem
+from asyncrl.run.models.asked_process import AskedProcess, answer_one
 from asyncrl.run.models.dequantised import check_dequantisable, dequantised_folders, quantisation
 from asyncrl.run.models.embedded_tokens import check_embedded
 from asyncrl.run.models.model_facts import Fact, chat_facts, token_fact, weight_facts
@@ -46,36 +43,19 @@ _LONGEST_S = 60.0
 """How long looking at a model may take."""
 
 
-@contextmanager
-def looking_at(model: ModelConfig) -> Iterator["subprocess.Popen[bytes]"]:
-    """Have a process look at a model, while this one does something else; :func:`findings_of` returns what it has found."""
-    arguments = [] if quantisation(Path(model.path)) else ["light"]
-    with subprocess.Popen(
-        [sys.executable, "-P", "-m", __name__, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        try:
-            assert process.stdin is not None
-            process.stdin.write(msgspec.json.encode(model))
-            process.stdin.close()
-            process.stdin = None
-            yield process
-        finally:
-            process.kill()
+def looking_at(model: ModelConfig) -> AskedProcess:
+    """Have a process come up that will look at a model; :func:`findings_of` returns what it has found."""
+    return AskedProcess(__name__, light=not quantisation(Path(model.path)))
 
 
-def findings_of(process: "subprocess.Popen[bytes]") -> Iterator[Finding]:
-    """Wait for what a process of :func:`looking_at` has found."""
+def findings_of(process: AskedProcess, model: ModelConfig) -> Iterator[Finding]:
+    """Wait for what a process of :func:`looking_at` finds."""
     try:
-        output, errors = process.communicate(timeout=_LONGEST_S)
-    except subprocess.TimeoutExpired:
+        answer = process.ask(msgspec.json.encode(model), _LONGEST_S)
+    except TimeoutError:
         yield problem("model", f"looking at it did not end in {_LONGEST_S:g} s", "correct its chat template")
         return
-    if process.returncode:
-        raise RuntimeError((errors.decode(errors="replace").strip().splitlines() or ["no word"])[-1])
-    yield from msgspec.json.decode(output.splitlines()[-1], type=list[Finding])
+    yield from msgspec.json.decode(answer, type=list[Finding])
 
 
 def check_model(model: ModelConfig) -> Iterator[Finding]:
@@ -209,13 +189,7 @@ def _free(folder: Path) -> int:
 
 def main() -> None:
     """Look at one model. With the argument ``light``, torch is not imported: only quantised weights need it here."""
-    if "light" in sys.argv:
-        # transformers imports torch where there is one, for models, which takes three seconds.
-        sys.modules["torch"] = None  # type: ignore[assignment]
-    model = msgspec.json.decode(sys.stdin.buffer.read(), type=ModelConfig)
-    with long_import():
-        import transformers.models.auto  # noqa: F401
-    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(list(check_model(model))))
+    answer_one(lambda request: msgspec.json.encode(list(check_model(msgspec.json.decode(request, type=ModelConfig)))))
 
 
 if __name__ == "__main__":

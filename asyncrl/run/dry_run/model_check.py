@@ -4,8 +4,6 @@ The process comes up while the plan is made, so that this hardly takes longer. W
 of a :class:`ModelCheck` has.
 """
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -22,6 +20,7 @@ from asyncrl.learners.tiny.cache import found_tiny_model
 from asyncrl.run.dry_run.environment_trial import Rehearsed
 from asyncrl.run.dry_run.model_trial import REASONING_PARSER, TOOL_PARSER, TrialOutcome, TrialRequest, written
 from asyncrl.run.dry_run.prompt_lengths import PromptSet, TooLong, judged, most_tokens
+from asyncrl.run.models.asked_process import AskedProcess, NoAnswer
 from asyncrl.run.models.dequantised import quantisation
 from asyncrl.run.models.hub import tokenizer_folder
 from asyncrl.run.models.model_facts import Fact
@@ -76,7 +75,7 @@ class ModelCheck:
                 if vllm and path and (pool.engine or recipe.learner.experts.replay)
             },
         )
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: AskedProcess | None = None
 
     def __enter__(self) -> "ModelCheck":
         if self._request.path or self._request.asks_vllm:
@@ -85,8 +84,7 @@ class ModelCheck:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
+            self._process.__exit__(kind, error, trace)
 
     def tried(self, rehearsed: Rehearsed, note: Callable[[str], None]) -> Tried:
         """Wait for what came of trying the model with the prompts of the first tasks.
@@ -112,37 +110,26 @@ class ModelCheck:
         slow = threading.Timer(SLOW_S, note, [f"{what} takes longer than {SLOW_S:g} s"])
         slow.start()
         try:
-            output, errors = self._process.communicate(written(request), timeout=seconds)
-        except subprocess.TimeoutExpired as error:
+            answer = self._process.ask(written(request), seconds)
+        except TimeoutError as error:
             problem = f"reading its tokenizer and {len(prompts)} prompts with its chat template did not end in {seconds:g} s"
             raise RecipeError("model.path", problem, "correct the template, or raise deadlines.start") from error
+        except NoAnswer as error:
+            problem = f"its tokenizer and chat template cannot be tried: {error}"
+            refusal = RecipeError("model.path", problem, "correct the files in the model's folder")
+            refusal.add_note(error.__notes__[0])
+            raise refusal from error
         finally:
             slow.cancel()
-        if self._process.returncode:
-            lines = errors.decode(errors="replace").strip().splitlines()
-            refusal = RecipeError(
-                "model.path",
-                f"its tokenizer and chat template cannot be tried: {lines[-1] if lines else self._process.returncode}",
-                "correct the files in the model's folder",
-            )
-            refusal.add_note("\n".join(lines))
-            raise refusal
-        outcome = msgspec.json.decode(output.splitlines()[-1], type=TrialOutcome)
+        outcome = msgspec.json.decode(answer, type=TrialOutcome)
         if outcome.refusal is not None:
             raise RecipeError(*outcome.refusal)
         too_long = judged(sets, outcome.found, self._recipe.tasks.too_long, self._request.model.max_context)
         return Tried(outcome.remarks, too_long, outcome.facts)
 
-    def _start(self) -> "subprocess.Popen[bytes]":
+    def _start(self) -> AskedProcess:
         torch_too = self._request.asks_vllm or (self._request.path and quantisation(Path(self._request.path)))
-        light = [] if torch_too else ["light"]
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "asyncrl.run.dry_run.model_trial", *light],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the driver, which ends this process
-        )
+        return AskedProcess("asyncrl.run.dry_run.model_trial", light=not torch_too)
 
 
 def _check_template_of_tiny(model: ModelConfig) -> None:

@@ -17,13 +17,13 @@ import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import Message, ToolCall, ToolSpec
-from asyncrl.core.process.long_import import long_import
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.schema import ModelConfig
 from asyncrl.generators.tool_calls.formats import format_named, format_of
 from asyncrl.run.dry_run.prompt_lengths import Found, PromptSet, count
+from asyncrl.run.models.asked_process import answer_one
 from asyncrl.run.models.dequantised import check_dequantisable, dequantised_folders, method_of
 from asyncrl.run.models.embedded_tokens import check_embedded
 from asyncrl.run.models.model_facts import Fact, chat_facts, token_fact, weight_facts
@@ -309,13 +309,7 @@ def written(request: TrialRequest) -> bytes:
 def main() -> None:
     """Answer one request. With the argument ``light``, vLLM will not be asked."""
     sys.path.append("")  # as python -m would have it first: the user's modules are found, and hide none of ours
-    if "light" in sys.argv:
-        # transformers imports torch where there is one, for models, which takes three seconds and is not needed here.
-        sys.modules["torch"] = None  # type: ignore[assignment]
-    with long_import():
-        import transformers.models.auto  # noqa: F401 - while the request is still being made
-    outcome = outcome_of(asked(sys.stdin.buffer.read()))
-    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(outcome))
+    answer_one(lambda request: msgspec.json.encode(outcome_of(asked(request))))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+import yaml
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -34,7 +35,6 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.models.model_sources import with_pinned_models
 from asyncrl.run.nodes.machine import Machine
 from asyncrl.run.recipe.automatic import Choice, choose
-from asyncrl.run.recipe.misread_numbers import refuse_misread_numbers
 
 SHIPPED_FOLDER = Path(shipped.__file__).resolve().parent
 _NOT_A_HYDRA_APPLICATION = "take it out: Hydra only composes the recipe; run folders, with their logs, are made in run_dir"
@@ -278,3 +278,24 @@ def _one_line(error: Exception) -> str:
 
 
 Plugins.instance().register(ShippedConfigs)
+
+
+_OCTAL = r"[-+]?0[0_]*[1-7]_*[0-7][0-7_]*"
+_BASE_60 = r"[-+]?([1-9][0-9_]*(:[0-5]?[0-9])+|[0-9][0-9_]*(:[0-5]?[0-9])+\.[0-9_]*)"
+_MISREAD = re.compile(f"{_OCTAL}|{_BASE_60}")
+
+
+def refuse_misread_numbers(file: Path) -> None:
+    """Refuse ``010``, which YAML takes for 8, and ``1:30``, which it takes for 90. The file must be valid YAML.
+
+    Raises:
+        RecipeError: it has such a number, without quotes.
+    """
+    for event in yaml.parse(file.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        plain = isinstance(event, yaml.ScalarEvent) and event.implicit[0] and not event.style
+        if plain and _MISREAD.fullmatch(event.value):
+            where = f"{file}, line {event.start_mark.line + 1}, column {event.start_mark.column + 1}"
+            problem = f"{where}: YAML takes {event.value} for the number {yaml.safe_load(event.value)}"
+            raise RecipeError(
+                "", problem, "write that number if it is meant, without 0 before it or colons; quote it if it is a text"
+            )

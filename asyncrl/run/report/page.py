@@ -7,6 +7,7 @@ hold is text in it, never markup or script.
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import msgspec
@@ -64,16 +65,7 @@ def report_page(runs: Sequence[RunRecord]) -> str:
     shown += [name for run in runs for name in run.metrics if name.startswith((LEARNER_TIME, GENERATOR_TIME, TOKENS_AT))]
     tracked = any(name.startswith(ENVIRONMENT) for run in runs for name in run.metrics)
     reported = [{} if each is None or tracked else each.reported for each in tables]
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=_harmless,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"number": number, "percent": percent, "duration": duration, "breakable": breakable}
-    page = environment.get_template("page.html.j2").render(
+    page = page_template("page.html.j2").render(
         style=Markup(STYLE),
         script=Markup(SCRIPT),
         runs=runs,
@@ -99,6 +91,24 @@ def report_page(runs: Sequence[RunRecord]) -> str:
         episodes=_script_data(runs),
     )
     return writable(page)
+
+
+def page_template(name: str, *folders: Path, **filters: Callable[..., Any]) -> jinja2.Template:
+    """Return the template of a page, which is in one of the folders or here; texts in it are harmless.
+
+    Args:
+        filters: what it uses beside the filters that all pages have.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([*folders, TEMPLATES]),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: visible(value) if type(value) is str else value,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": number, "percent": percent, "duration": duration, "breakable": breakable, **filters}
+    return environment.get_template(name)
 
 
 def breakable(name: str) -> Markup:
@@ -163,7 +173,3 @@ def _script_data(runs: Sequence[RunRecord]) -> Markup | None:
         return None
     text = msgspec.json.encode({"runs": [visible(run.name) for run in runs], **msgspec.structs.asdict(shown)}).decode()
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
-
-
-def _harmless(value: object) -> object:
-    return visible(value) if type(value) is str else value

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncrl.core.errors import AsyncRLError, RecipeError
+from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.messages import Message
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
@@ -26,6 +26,7 @@ from asyncrl.envs.lessons.demonstrations import Demonstration
 from asyncrl.generators.chat_format import ChatFormat
 from asyncrl.learners.tiny.conversations import Example, calling
 from asyncrl.learners.tiny.settings import WarmUp
+from asyncrl.run.evaluation.version_export import check_can_be_made
 from asyncrl.run.models.template_facts import write_templates
 from asyncrl.run.tiny.lessons import players_of
 from asyncrl.run.tiny.player import Player, play_greedily
@@ -50,10 +51,7 @@ def make_for_tokenizer(recipe: Recipe, folder: Path, settings: WarmUp, progress:
     """
     from asyncrl.learners.tiny.making import make  # takes seconds: it needs torch
 
-    if folder.exists():
-        raise RecipeError("--to", f"{folder} exists already", "name a folder that does not exist yet")
-    if not folder.parent.is_dir():
-        raise RecipeError("--to", f"{folder.parent} is no folder", "make it first, or name another")
+    check_can_be_made(folder)
     model = recipe.model
     chat = ChatFormat.load(model.path, model)
     players = {name: _roomy(player, settings) for name, player in players_of(recipe).items()}

@@ -1,17 +1,22 @@
-"""Accepts connections for a server that has threads of its own.
+"""Accepts connections for a server that has threads of its own, of which each waits for one client to show the secret.
 
 What always holds: only :meth:`AcceptingSocket.close` ends it. If a connection cannot be accepted, because the process has too
-many open files or its client has gone already, that is logged, at most once a minute, and the next one is waited for.
+many open files or its client has gone already, that is logged, at most once a minute, and the next one is waited for. At most
+:data:`MOST_UNKNOWN` clients have not shown the secret; if one more connects, the one that connected first is turned away, but not
+before it had :data:`GRACE_S`. Who knows the secret shows it at once.
 """
 
 import contextlib
 import logging
 import socket
 import threading
+import time
+from typing import NamedTuple
 
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.network.listener import AGAIN_S
 from asyncrl.core.network.rare_warning import RareWarning
+from asyncrl.core.network.unknown_clients import GRACE_S
 
 logger = logging.getLogger(__name__)
 
@@ -55,3 +60,50 @@ class AcceptingSocket:
         with contextlib.suppress(OSError):  # accept() in the other thread returns only after a shutdown
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
+
+
+MOST_UNKNOWN = 64
+
+
+class _Client(NamedTuple):
+    connection: socket.socket
+    since: float
+
+
+class WaitingClients:
+    """The clients of one server. Its methods may be called in any thread."""
+
+    def __init__(self) -> None:
+        self._clients: dict[threading.Thread, _Client] = {}  # in the order in which they connected
+        self._changed = threading.Condition()
+
+    def enter(self, thread: threading.Thread, connection: socket.socket) -> bool:
+        """Take in a client that has just connected, and start the ``thread`` that will wait for it. Waits for room.
+
+        Returns:
+            Whether the thread could be started; else the connection is closed.
+        """
+        with self._changed:
+            while len(self._clients) >= MOST_UNKNOWN:
+                first, client = next(iter(self._clients.items()))
+                if (left := client.since + GRACE_S - time.monotonic()) > 0:
+                    self._changed.wait(left)
+                    continue
+                with contextlib.suppress(OSError):  # its client has gone
+                    client.connection.shutdown(socket.SHUT_RDWR)
+                del self._clients[first]
+            self._clients[thread] = _Client(connection, time.monotonic())
+        try:
+            thread.start()
+        except RuntimeError:  # the machine has no thread left
+            connection.close()
+            with self._changed:
+                self._clients.pop(thread, None)
+            return False
+        return True
+
+    def leave(self) -> None:
+        """Note that the client of the calling thread has shown the secret, or is gone. Does nothing the second time."""
+        with self._changed:
+            self._clients.pop(threading.current_thread(), None)
+            self._changed.notify_all()

@@ -25,7 +25,7 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.network.unknown_clients import INTRODUCTION_S, UnknownClients
 from asyncrl.core.publication import BroadcastAddress, Publication
 from asyncrl.device.pinning import PinnedFiles
-from asyncrl.weights.nccl.accepting_socket import AcceptingSocket
+from asyncrl.weights.nccl.accepting_socket import AcceptingSocket, WaitingClients
 from asyncrl.weights.nccl.broadcast_wire import (
     SECRET_BYTES,
     WELCOME,
@@ -43,7 +43,6 @@ from asyncrl.weights.nccl.broadcast_wire import (
     tell,
 )
 from asyncrl.weights.nccl.collective import Collective, Group, Nccl
-from asyncrl.weights.nccl.waiting_clients import WaitingClients
 
 logger = logging.getLogger(__name__)
 

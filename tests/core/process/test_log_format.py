@@ -4,7 +4,7 @@ import logging
 import pytest
 
 from asyncrl.core.process.log_format import LogFormatter
-from asyncrl.run.views.log_records import LogFile
+from asyncrl.run.views.logs import LogFile
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from asyncrl.core.ids import TaskId
 from asyncrl.core.recipe.environment import AgentEnvironmentConfig, AgentSandboxConfig
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason
+from asyncrl.envs.agent.environment import read_result
 from asyncrl.envs.agent.member import AgentMember
-from asyncrl.envs.agent.result import read_result
 from asyncrl.envs.agent.sandboxed_command import named_files
 from asyncrl.envs.sandbox.backends.bubblewrap import Bubblewrap
 from asyncrl.envs.sandbox.backends.sandlock import Sandlock

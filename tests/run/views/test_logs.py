@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.run.folder.run_folder import RunFolder
-from asyncrl.run.host.bounded_log import BoundedLog
+from asyncrl.run.host.process_output import BoundedLog
 from asyncrl.run.recipe.compose import compose
-from asyncrl.run.views.log_records import LogFile
-from asyncrl.run.views.logs import follow_logs, read_logs
+from asyncrl.run.views.logs import LogFile, follow_logs, read_logs
 from asyncrl.weights.vllm.rounding_log import explain_rounding
 
 GENERATOR = """\

@@ -9,8 +9,7 @@ from contextlib import closing
 import pytest
 
 from asyncrl.weights.nccl import accepting_socket
-from asyncrl.weights.nccl.accepting_socket import AcceptingSocket
-from asyncrl.weights.nccl.waiting_clients import WaitingClients
+from asyncrl.weights.nccl.accepting_socket import AcceptingSocket, WaitingClients
 
 HOST = "127.0.0.1"
 MINUTE = 60.0

@@ -26,11 +26,11 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import BroadcastAddress, Publication, Shard
 from asyncrl.weights.fingerprint import fingerprint
 from asyncrl.weights.nccl import broadcast_sender, broadcast_wire
+from asyncrl.weights.nccl.accepting_socket import MOST_UNKNOWN
 from asyncrl.weights.nccl.broadcast_receiver import BroadcastReceiver
 from asyncrl.weights.nccl.broadcast_sender import BroadcastSender
 from asyncrl.weights.nccl.broadcast_wire import BrokenConnection, introduction, pieces, supervised
 from asyncrl.weights.nccl.collective import Group
-from asyncrl.weights.nccl.waiting_clients import MOST_UNKNOWN
 from asyncrl.weights.publication_merge import merge
 from asyncrl.weights.shm.shared_tensors import SharedMemory
 
