@@ -10,8 +10,6 @@ Looks at an environment through the chat template of a model: what fits, where t
 import asyncio
 import os
 import queue
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -26,8 +24,9 @@ from asyncrl.authoring.scripted_episode import Played, calling, play
 from asyncrl.authoring.source_checks import check_source, place_of
 from asyncrl.authoring.subject import TASKS, Subject, has_task_files, subjects_of, tasks_of
 from asyncrl.core.episode import FINAL_REWARD
-from asyncrl.core.errors import AsyncRLError, EnvironmentBroken, RecipeError
+from asyncrl.core.errors import AsyncRLError, ComponentFailed, EnvironmentBroken, RecipeError
 from asyncrl.core.messages import Message, ToolSpec
+from asyncrl.core.process.asked_python import ask_python
 from asyncrl.core.recipe.environment import ClassEnvironmentConfig, RemoteEnvironmentConfig
 from asyncrl.core.recipe.schema import ModelConfig, Recipe
 from asyncrl.core.task import Task
@@ -315,19 +314,13 @@ def _differing(before: Sequence[Task], after: Sequence[Task]) -> int | None:
 
 def _made_in_another_process(spec: ClassEnvironmentConfig, seed: int) -> list[list[Task]]:
     asked = msgspec.json.encode({"name": spec.name, "options": spec.options, "count": TASKS, "seed": seed})
-    variables = os.environ | {"PYTHONHASHSEED": "1"}
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", _AGAIN], input=asked, capture_output=True, timeout=AGAIN_S, check=True, env=variables
-        )
-        return msgspec.json.decode(done.stdout.splitlines()[-1], type=list[list[Task]])
-    except subprocess.TimeoutExpired as error:
-        raise RecipeError("", f"make_tasks did not end in {AGAIN_S:g} s in another process", "make it faster") from error
-    except subprocess.CalledProcessError as error:
-        last = (error.stderr.decode(errors="replace").strip().splitlines() or ["no reason"])[-1]
-        raise RecipeError(
-            "", f"make_tasks fails in another process: {last}", "do not rely on what this process has set up"
-        ) from error
+        return msgspec.json.decode(ask_python(("-c", _AGAIN), AGAIN_S, asked, PYTHONHASHSEED="1"), type=list[list[Task]])
+    except TimeoutError as late:
+        raise RecipeError("", f"make_tasks did not end in {AGAIN_S:g} s in another process", "make it faster") from late
+    except ComponentFailed as error:
+        remedy = "do not rely on what this process has set up"
+        raise RecipeError("", f"make_tasks fails in another process: {error}", remedy) from error
 
 
 def check_size(name: str, played: Sequence[Played], max_context: int, findings: Findings) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from asyncrl.buffers.journal.journal_files import JournalGone, Recovery, read_journal
+from asyncrl.buffers.journal.journal_files import JournalGone, read_begun
 from asyncrl.buffers.journal.recovery import rebuild
 from asyncrl.buffers.journal.unchangeable_keys import Identity
 from asyncrl.buffers.payload_store import SUFFIX, check_there
@@ -174,10 +174,7 @@ def _how_it_ended(folder: RunFolder) -> tuple[Summary | None, str]:
 def _read_buffer(recipe: Recipe, folder: RunFolder, ended: Summary | None) -> BufferStatistics:
     """Return the statistics of the buffer that the journal describes. Looks for its payload, but does not read it."""
     journal, buffer_folder = journal_of(folder.path), BufferFolder.of(recipe.buffer, folder.path, folder.run_id)
-    try:
-        found = read_journal(journal)
-    except FileNotFoundError:
-        found = Recovery(None, [])
+    found = read_begun(journal)
     if found.is_empty:
         _check_not_begun(folder, buffer_folder, ended)
     tasks = make_task_stream(recipe)

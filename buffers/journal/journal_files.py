@@ -161,6 +161,14 @@ def read_journal(folder: Path) -> Recovery:
     return find(folder).recovery
 
 
+def read_begun(folder: Path) -> Recovery:
+    """Read the journal in ``folder`` as :func:`read_journal` does; an empty one if it was not begun yet."""
+    try:
+        return read_journal(folder)
+    except FileNotFoundError:
+        return Recovery(None, [])
+
+
 def path_of(folder: Path, number: int, suffix: str) -> Path:
     """Return the path of file ``number`` of the kind with this ``suffix``."""
     return folder / f"{number:08d}{suffix}"

@@ -4,15 +4,14 @@ It reads vLLM's source where that is enough, because importing vLLM takes many s
 """
 
 import ast
-import subprocess
-import sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
 
-from asyncrl.core.errors import RecipeError
+from asyncrl.core.errors import ComponentFailed, RecipeError
+from asyncrl.core.process.asked_python import ask_python
 
 _LIST_ALL = """
 import sys, msgspec
@@ -88,7 +87,6 @@ def _all(kind: _Kind) -> frozenset[str]:
 def _listed() -> dict[str, frozenset[str]]:
     """Return the parsers of each manager that a new process with vLLM and its plug-ins lists; none if that process fails."""
     try:
-        done = subprocess.run([sys.executable, "-P", "-c", _LIST_ALL], capture_output=True, timeout=_LISTING_S, check=True)
-        return msgspec.json.decode(done.stdout.splitlines()[-1], type=dict[str, frozenset[str]])
-    except (subprocess.SubprocessError, msgspec.DecodeError, IndexError):
+        return msgspec.json.decode(ask_python(("-c", _LIST_ALL), _LISTING_S), type=dict[str, frozenset[str]])
+    except (TimeoutError, ComponentFailed, msgspec.DecodeError):
         return {}

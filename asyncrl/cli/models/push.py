@@ -46,7 +46,7 @@ def add_command(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Write the model and its card, and send them."""
-    from asyncrl.run.evaluation.version_export import check_can_be_made
+    from asyncrl.core.files.model_copies import check_can_be_made
     from asyncrl.run.push.card import make_card
     from asyncrl.run.push.hub_repository import HubRepository
     from asyncrl.run.push.model_files import trained_model

@@ -4,6 +4,7 @@ What always holds: a line is appended whole or, if the process is killed, torn a
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from asyncrl.core.files.file_errors import naming
@@ -21,6 +22,12 @@ def append_line(path: Path, line: bytes) -> None:
             if file.read(1) != b"\n":
                 file.write(b"\n")
         file.write(line + b"\n")
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of the file that are not empty, with their numbers from 1; none if it is not there."""
+    content = path.read_bytes() if path.exists() else b""
+    return ((number, line) for number, line in enumerate(content.split(b"\n"), 1) if line)
 
 
 def last_lines(path: Path, most_bytes: int) -> list[bytes]:

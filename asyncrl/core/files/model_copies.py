@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
+from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.file_errors import naming
 
 LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "COPYING*", "USE_POLICY*")
@@ -47,3 +48,15 @@ def copy_folder(
             copy_folder(each, target / each.name, leave_out, copy)
         else:
             copy(each, target / each.name)
+
+
+def check_can_be_made(folder: Path) -> None:
+    """Refuse to make a folder where there is something already, or no folder to make it in.
+
+    Raises:
+        RecipeError: there is something at ``folder``, or its parent does not exist.
+    """
+    if folder.exists():
+        raise RecipeError("--to", f"{folder} exists already", "name a folder that does not exist yet")
+    if not folder.parent.is_dir():
+        raise RecipeError("--to", f"{folder.parent} is no folder", "make it first, or name another")

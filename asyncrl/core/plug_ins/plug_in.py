@@ -1,14 +1,16 @@
 """Loads classes of the user's own, which a recipe names as ``module:Class``."""
 
 import importlib
+import inspect
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType, TracebackType
+from typing import Any, Literal
 
 from asyncrl.core.errors import Interrupted, RecipeError
 from asyncrl.core.process.standard_streams import standard_stream
@@ -75,19 +77,25 @@ def load_class(name: str, place: str) -> type:
     Raises:
         RecipeError: there is no such class, or its module cannot be imported.
     """
-    module_name, _, class_name = name.partition(":")
-    if not class_name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
-        remedy = name_of_module(module_name) or "write it as `module:Class`"
-        raise RecipeError(place, f"{name!r} does not name a class", remedy)
+    found: type = find_named(name, place, "class", inspect.isclass)
+    return found
+
+
+def find_named(name: str, place: str, kind: Literal["class", "function"], is_kind: Callable[[object], bool]) -> Any:
+    """Find the class or the function that ``name`` refers to, as :func:`load_class` does."""
+    module_name, _, own_name = name.partition(":")
+    if not own_name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
+        written = "Class" if kind == "class" else kind
+        remedy = name_of_module(module_name) or f"write it as `module:{written}`"
+        raise RecipeError(place, f"{name!r} does not name a {kind}", remedy)
     module = import_module(module_name, place, "put it into the folder you launch from", "fix the module")
-    found = getattr(module, class_name, None)
-    if not isinstance(found, type):
-        problem = "is not a class" if found is not None else "does not exist"
-        classes = sorted(
-            key for key, value in vars(module).items() if isinstance(value, type) and value.__module__ == module_name
-        )
-        remedy = f"name one of {', '.join(classes)}" if classes else f"define it in {module.__file__}"
-        raise RecipeError(place, f"{class_name!r} of module {module_name} {problem}", remedy)
+    found = getattr(module, own_name, None)
+    if not is_kind(found):
+        problem = "does not exist" if found is None else f"is an object of type {type(found).__name__}, not a {kind}"
+        own = sorted(key for key, value in vars(module).items() if is_kind(value) and value.__module__ == module_name)
+        define = f"define it with `{'class' if kind == 'class' else 'def'}` in {module.__file__}"
+        remedy = f"name one of {', '.join(own)}" if own else define
+        raise RecipeError(place, f"{own_name!r} of module {module_name} {problem}", remedy)
     return found
 
 

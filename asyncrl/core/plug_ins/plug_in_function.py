@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.errors import AsyncRLError, RecipeError
-from asyncrl.core.plug_ins.plug_in import import_module
+from asyncrl.core.plug_ins.plug_in import find_named
 from asyncrl.core.text import describe_error
 
 
@@ -75,16 +75,7 @@ def find_function(name: str, place: str) -> FunctionType:
     Raises:
         RecipeError: there is no such function, or its module cannot be imported.
     """
-    module_name, _, function_name = name.partition(":")
-    if not function_name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
-        raise RecipeError(place, f"{name!r} does not name a function", "write it as `module:function`")
-    module = import_module(module_name, place, "put it into the folder you launch from", "fix the module")
-    found = getattr(module, function_name, None)
-    if not inspect.isfunction(found):
-        problem = "does not exist" if found is None else f"is an object of type {type(found).__name__}, not a function"
-        own = sorted(key for key, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module_name)
-        remedy = f"name one of {', '.join(own)}" if own else f"define it with `def` in {module.__file__}"
-        raise RecipeError(place, f"{function_name!r} of module {module_name} {problem}", remedy)
+    found: FunctionType = find_named(name, place, "function", inspect.isfunction)
     return found
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.buffers.inspection import BufferReport, inspect
-from asyncrl.buffers.journal.journal_files import Recovery, read_journal
+from asyncrl.buffers.journal.journal_files import read_begun
 from asyncrl.buffers.journal.recovery import rebuild
 from asyncrl.buffers.journal.unchangeable_keys import Identity
 from asyncrl.buffers.replay_buffer import ReplayBuffer
@@ -36,10 +36,7 @@ def recorded_buffer(folder: RunFolder) -> ReplayBuffer:
         problem = f"{folder.path} keeps no journal, so only the buffer's process knows what the buffer holds"
         raise RecipeError("buffer.journal", problem, "launch it with buffer.journal={kind: append_only} to look into it")
     journal = journal_of(folder.path)
-    try:
-        found = read_journal(journal)
-    except FileNotFoundError:
-        found = Recovery(None, [])
+    found = read_begun(journal)
     if found.identity is None:
         problem = f"{folder.path} has no journal in {journal.relative_to(folder.path)}"
         raise RecipeError("", problem, "wait until the run has started its buffer, or, if it failed before that, see its logs")

@@ -4,15 +4,15 @@ torch and TransformerEngine are asked in a process of their own with a deadline:
 """
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import msgspec
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.measures.units import memory
+from asyncrl.core.process.asked_python import ask_python
 from asyncrl.run.doctor import building
 from asyncrl.run.doctor.finding import Finding, fine, note, problem
 from asyncrl.run.host import gpus
@@ -80,27 +80,24 @@ def check_devices() -> Iterator[Finding]:
     for gpu in there:
         yield fine("GPU", f"{gpu.index}: {gpu.name}, {memory(gpu.memory)}, driver {gpu.driver}")
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", PROBE, *UNNEEDED], capture_output=True, text=True, timeout=PROBE_S, check=True
-        )
-    except subprocess.TimeoutExpired:
+        told = ask_python(("-c", PROBE, *UNNEEDED), PROBE_S)
+    except TimeoutError:
         yield problem(
             "torch", f"did not answer within {PROBE_S:g} s", "see whether `nvidia-smi` answers; restart the machine's driver"
         )
         return
-    except subprocess.CalledProcessError as error:
-        last = (error.stderr or "").strip().splitlines()[-1:] or [f"exit code {error.returncode}"]
-        yield problem("torch", f"cannot be used: {last[0]}", "install torch again: requirements/cpu.txt, docs/how-to/gpu.md")
+    except ComponentFailed as error:
+        yield problem("torch", f"cannot be used: {error}", "install torch again: requirements/cpu.txt, docs/how-to/gpu.md")
         return
     unused = gpus.why_unused()
-    yield from judge(devices, probed(done.stdout), unused, next((gpu.driver for gpu in there), ""))
+    yield from judge(devices, probed(told), unused, next((gpu.driver for gpu in there), ""))
     if devices and not unused:
         yield from building.check_compiler()
 
 
-def probed(told: str) -> Probed:
-    """Read what the probe wrote, whatever else is there before."""
-    raw = json.loads(told.strip().splitlines()[-1])
+def probed(told: bytes) -> Probed:
+    """Read what the probe wrote."""
+    raw = json.loads(told)
     names = ("transformer_engine.pytorch", "flash_attn", "triton")
     return msgspec.convert({**raw, "packages": {name: raw[name] for name in names if name in raw}}, Probed)
 

@@ -7,8 +7,7 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-from asyncrl.core.errors import RecipeError
-from asyncrl.core.files.model_copies import copy_folder
+from asyncrl.core.files.model_copies import check_can_be_made, copy_folder
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.evaluation.export import export_checkpoint
 from asyncrl.run.evaluation.found_model import EvaluatedModel, Weights, recipe_that_trained
@@ -72,15 +71,3 @@ def export_version(model: EvaluatedModel, folder: Path, view: LiveView) -> None:
         write_templates(made, trained_by.model)
         name_base(made, trained_by.model)
         made.rename(folder)
-
-
-def check_can_be_made(folder: Path) -> None:
-    """Refuse to make a folder where there is something already, or no folder to make it in.
-
-    Raises:
-        RecipeError: there is something at ``folder``, or its parent does not exist.
-    """
-    if folder.exists():
-        raise RecipeError("--to", f"{folder} exists already", "name a folder that does not exist yet")
-    if not folder.parent.is_dir():
-        raise RecipeError("--to", f"{folder.parent} is no folder", "make it first, or name another")

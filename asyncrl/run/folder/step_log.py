@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.files.file_formats import UnknownFormat
-from asyncrl.core.files.line_files import append_line
+from asyncrl.core.files.line_files import append_line, numbered_lines
 from asyncrl.core.measures.metrics import combine
 from asyncrl.learners.metrics import GRAD_NORM, POLICY_LOSS
 from asyncrl.learners.step_report import Hardware, StepReport
@@ -87,14 +87,8 @@ class StepLog:
         Raises:
             UnknownFormat: a whole line is not of this version of the program.
         """
-        try:
-            content = self._path.read_bytes()
-        except FileNotFoundError:
-            return []
         lines: list[Line] = []
-        for number, text in enumerate(content.split(b"\n"), 1):
-            if not text:
-                continue
+        for number, text in numbered_lines(self._path):
             try:
                 lines.append(_decoder.decode(text))
             except msgspec.ValidationError as error:

@@ -7,7 +7,6 @@ it, so that a plan can show where a run would go before the run's own process jo
 import logging
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.errors import ComponentFailed
+from asyncrl.core.process.asked_python import ask_python
 from asyncrl.run.nodes.placement import Node
 
 REACH_S = 10.0
@@ -83,30 +83,10 @@ def look_up_nodes(seconds: float) -> Nodes:
     """
     _check_answers(os.environ.get("RAY_ADDRESS", ""))
     try:
-        return msgspec.json.decode(ask_cluster("asyncrl.run.nodes.cluster_nodes", b"", seconds), type=Nodes)
+        return msgspec.json.decode(ask_python(("-m", "asyncrl.run.nodes.cluster_nodes"), seconds), type=Nodes)
     except TimeoutError as late:
         problem = f"something answers there, but it did not within {seconds:g} s as Ray would"
         raise ComponentFailed(f"cannot join Ray at {os.environ.get('RAY_ADDRESS')}: {problem}") from late
-
-
-def ask_cluster(module: str, request: bytes, seconds: float) -> bytes:
-    """Run ``python -m MODULE``, which joins the cluster that ``RAY_ADDRESS`` names; returns the last line that it writes.
-
-    Args:
-        request: its standard input.
-
-    Raises:
-        TimeoutError: it took longer than ``seconds``.
-        ComponentFailed: it failed; with the last line of its errors.
-    """
-    try:
-        command = [sys.executable, "-P", "-m", module]
-        done = subprocess.run(command, input=request, capture_output=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired as late:
-        raise TimeoutError from late
-    if done.returncode:
-        raise ComponentFailed((done.stderr.decode(errors="replace").strip().splitlines() or ["it wrote nothing"])[-1])
-    return done.stdout.splitlines()[-1]
 
 
 def _check_answers(address: str) -> None:

@@ -24,6 +24,7 @@ from asyncrl.core.files.file_errors import remedy_of
 from asyncrl.core.files.hub import is_hub_id
 from asyncrl.core.files.memory_files import free_memory
 from asyncrl.core.measures.units import memory
+from asyncrl.core.process.asked_python import ask_python
 from asyncrl.core.recipe.reward import ModelRewardConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.weights import DiskWeightsConfig
@@ -32,7 +33,7 @@ from asyncrl.learners.tiny.cache import default_cache_root
 from asyncrl.run.host.brought_folder import file_system, folder_to_bring
 from asyncrl.run.models.model_identity import ModelFile, model_files
 from asyncrl.run.models.model_shape import TINY
-from asyncrl.run.nodes.cluster_nodes import Nodes, ask_cluster
+from asyncrl.run.nodes.cluster_nodes import Nodes
 from asyncrl.run.nodes.process_kinds import LEARNER, REWARD_MODEL, TEACHER
 
 LOOK_S = 120.0
@@ -229,7 +230,7 @@ def _ask(look: _Look) -> _Answer:
     """Return what the nodes answer."""
     remedy = "see whether its nodes are alive with `ray status`"
     try:
-        answer = ask_cluster("asyncrl.run.nodes.shared_folders", msgspec.json.encode(look), LOOK_S)
+        answer = ask_python(("-m", "asyncrl.run.nodes.shared_folders"), LOOK_S, msgspec.json.encode(look))
     except TimeoutError as late:
         raise RecipeError("", f"the cluster's nodes did not say within {LOOK_S:g} s which folders they see", remedy) from late
     except ComponentFailed as failure:

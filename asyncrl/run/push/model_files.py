@@ -12,8 +12,9 @@ import msgspec
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.file_errors import naming
 from asyncrl.core.files.hub import is_hub_id
+from asyncrl.core.files.model_copies import check_can_be_made
 from asyncrl.run.evaluation.found_model import EvaluatedModel, find_model
-from asyncrl.run.evaluation.version_export import check_can_be_made, export_version
+from asyncrl.run.evaluation.version_export import export_version
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.models.model_sources import ADAPTER_CONFIG
 from asyncrl.run.push.card import Card

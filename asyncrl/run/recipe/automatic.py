@@ -10,9 +10,6 @@ That a processor has instructions for bfloat16 does not say that it is faster wi
 """
 
 import logging
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Set
 from importlib.metadata import version
@@ -22,6 +19,7 @@ import msgspec
 
 from asyncrl.core.errors import ComponentFailed, RecipeError
 from asyncrl.core.measures.units import memory
+from asyncrl.core.process.asked_python import ask_python
 from asyncrl.core.process.kept_measurement import kept_measurement
 from asyncrl.core.recipe.generators import MOST_RUNNING
 from asyncrl.core.recipe.learner import LearnerConfig
@@ -337,15 +335,12 @@ def _measured(products: tuple[Product, ...]) -> TypeSpeed:
     Raises:
         ComponentFailed: it fails, or takes longer than :data:`MEASURED_S`.
     """
-    command = [sys.executable, "-P", "-m", MODULE, msgspec.json.encode(products).decode()]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    arguments = ("-m", MODULE, msgspec.json.encode(products).decode())
     what = "measuring which data type is faster"
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=MEASURED_S, check=False, env=environment)
-    except subprocess.TimeoutExpired as late:
+        told = ask_python(arguments, MEASURED_S, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+        return msgspec.json.decode(told, type=TypeSpeed)
+    except TimeoutError as late:
         raise ComponentFailed(f"{what} took longer than {MEASURED_S:g} s; name generators.dtype and learner.dtype") from late
-    try:
-        return msgspec.json.decode(done.stdout, type=TypeSpeed)
-    except msgspec.DecodeError as error:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise ComponentFailed(f"{what} failed: {last}; name generators.dtype and learner.dtype") from error
+    except (ComponentFailed, msgspec.DecodeError) as error:
+        raise ComponentFailed(f"{what} failed: {error}; name generators.dtype and learner.dtype") from error

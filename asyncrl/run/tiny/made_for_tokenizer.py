@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.files.model_copies import check_can_be_made
 from asyncrl.core.messages import Message
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
@@ -26,7 +27,6 @@ from asyncrl.envs.lessons.demonstrations import Demonstration
 from asyncrl.generators.chat_format import ChatFormat
 from asyncrl.learners.tiny.conversations import Example, calling
 from asyncrl.learners.tiny.settings import WarmUp
-from asyncrl.run.evaluation.version_export import check_can_be_made
 from asyncrl.run.models.template_facts import write_templates
 from asyncrl.run.tiny.lessons import players_of
 from asyncrl.run.tiny.player import Player, play_greedily

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from asyncrl.core.files.line_files import append_line
+from asyncrl.core.files.line_files import append_line, numbered_lines
 from asyncrl.core.tuning.moves import Line
 
 logger = logging.getLogger(__name__)
@@ -32,15 +32,10 @@ class MoveJournal:
 
     def read(self) -> list[Line]:
         """Read all lines, in order."""
-        try:
-            content = self._path.read_bytes()
-        except FileNotFoundError:
-            return []
         lines: list[Line] = []
-        for number, text in enumerate(content.split(b"\n"), 1):
+        for number, text in numbered_lines(self._path):
             try:
-                if text:
-                    lines.append(_decoder.decode(text))
+                lines.append(_decoder.decode(text))
             except msgspec.DecodeError as error:
                 logger.warning("line %d of %s counts as none: %s", number, self._path, error)
         return lines
