@@ -4,7 +4,7 @@ What always holds: what the recipe would train on wrong numbers is refused befor
 their own, from which ranks read them as they read a run's payload.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,6 +16,7 @@ from asyncrl.core.episode_records import EpisodeRecord
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import GroupId
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.trajectory import Sampling
 from asyncrl.episodes.writer import decoder
 from asyncrl.generators.chat_format import ChatFormat
 from asyncrl.replay.conversation_rows import are_conversations
@@ -92,7 +93,9 @@ def read_files(
         episodes = kept_episodes_of(kept, *steps, decoder(model))
         if not episodes:
             raise RecipeError("--from", f"{kept[0]} and its like hold no whole episode of these steps", "name others")
-        _check_sampling(episodes, recipe, kept[0])
+        sampled = [each.sampling for each in episodes if each.sampling.temperature]
+        check_sampling(recipe, sampled, kept[0])
+        check_greedy(recipe, len(sampled) < len(episodes), kept[0])
         groups += _grouped(episodes)
     whole, lacking = len(groups), sum(len(group) < recipe.batch.group_size for group in groups)
     if told:
@@ -117,18 +120,27 @@ def _is_taught(episode: Episode) -> bool:
     return all(each.teacher_logprobs is not None for each in episode.trajectories if each.trained and each.turns)
 
 
-def _check_sampling(episodes: Sequence[Episode], recipe: Recipe, file: Path) -> None:
+def check_sampling(recipe: Recipe, sampled: Iterable[Sampling], where: Path) -> None:
     """Refuse episodes that were sampled otherwise than the recipe's algorithm can be trained on."""
-    sampled = [each.sampling for each in episodes if each.sampling.temperature]
-    if other := [each for each in sampled if each.temperature != recipe.sampling.temperature]:
-        problem = f"is {recipe.sampling.temperature:g}, and {file} was sampled at {other[0].temperature:g}"
-        remedy = f"set it to {other[0].temperature:g}: log-probabilities are of that temperature"
-        raise RecipeError("sampling.temperature", problem, remedy)
-    if recipe.algorithm.uses_behaviour and any(each.truncated for each in sampled):
-        problem = f"{file} was sampled with top-p, top-k or min-p, so its log-probabilities are not of the whole distribution"
-        raise RecipeError("algorithm.correction", problem, "train without them, such as algorithm.loss={kind: cross_entropy}")
-    if (len(sampled) < len(episodes)) != (recipe.algorithm.greedy_sample is not None):
-        problem = f"of this kind needs a greedy episode in each group, or none, and {file} is not like that"
+    for each in sampled:
+        if each.temperature != recipe.sampling.temperature:
+            problem = f"is {recipe.sampling.temperature:g}, and {where} was sampled at {each.temperature:g}"
+            remedy = f"set it to {each.temperature:g}: log-probabilities are of that temperature"
+            raise RecipeError("sampling.temperature", problem, remedy)
+        if recipe.algorithm.uses_behaviour and each.truncated:
+            cut = "top-p, top-k or min-p, so its log-probabilities are not of the whole distribution"
+            problem = f"{where} was sampled with {cut}"
+            remedy = (
+                "train without them: algorithm.correction={anchor: proximal_recomputed, weight: none}, with "
+                "buffer.max_staleness=0 or algorithm.loss={kind: cross_entropy}"
+            )
+            raise RecipeError("algorithm.correction", problem, remedy)
+
+
+def check_greedy(recipe: Recipe, has_greedy: bool, where: Path) -> None:
+    """Refuse groups with a greedy episode if the recipe's advantage needs none, and the other way round."""
+    if has_greedy != (recipe.algorithm.greedy_sample is not None):
+        problem = f"of this kind needs a greedy episode in each group, or none, and {where} is not like that"
         raise RecipeError("algorithm.advantage.kind", problem, "take another advantage, such as grpo")
 
 

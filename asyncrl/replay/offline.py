@@ -17,7 +17,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.text import pluralize
 from asyncrl.learners.checkpointing import checkpoints
 from asyncrl.learners.metrics import GRAD_NORM, POLICY_LOSS
-from asyncrl.replay.file_groups import FileGroups, is_file_of_episodes, read_files
+from asyncrl.replay.file_groups import FileGroups, check_greedy, check_sampling, is_file_of_episodes, read_files
 from asyncrl.replay.job import Answer, Job, Replayed, record_of
 from asyncrl.replay.kept_steps import KeptSteps
 from asyncrl.replay.rank_group import run_ranks
@@ -103,17 +103,7 @@ def _check_once(folders: Sequence[Path], files: Sequence[Path]) -> None:
 def _check_fits(recipe: Recipe, recorded: Recipe, run: KeptSteps) -> None:
     """Refuse a run whose episodes the recipe would train on wrong numbers."""
     where, algorithm = run.folder.path, recipe.algorithm
-    if recorded.sampling.temperature != recipe.sampling.temperature:
-        problem = f"is {recipe.sampling.temperature:g}, and {where} sampled at {recorded.sampling.temperature:g}"
-        remedy = f"set it to {recorded.sampling.temperature:g}: log-probabilities are of that temperature"
-        raise RecipeError("sampling.temperature", problem, remedy)
-    if recorded.sampling.sampling.truncated and algorithm.uses_behaviour:
-        problem = f"{where} sampled with top-p, top-k or min-p, so its log-probabilities are not of the whole distribution"
-        remedy = (
-            "train without them: algorithm.correction={anchor: proximal_recomputed, weight: none}, with buffer.max_staleness=0 "
-            "or algorithm.loss={kind: cross_entropy}"
-        )
-        raise RecipeError("algorithm.correction", problem, remedy)
+    check_sampling(recipe, [recorded.sampling.sampling], where)
     if recorded.algorithm.reward_names != algorithm.reward_names:
         problem = (
             f"compares the rewards {list(algorithm.reward_names)}, and {where} recorded {list(recorded.algorithm.reward_names)}"
@@ -122,9 +112,7 @@ def _check_fits(recipe: Recipe, recorded: Recipe, run: KeptSteps) -> None:
     if algorithm.teacher is not None and recorded.algorithm.teacher is None:
         problem = f"needs a teacher's log-probabilities, and {where} had no teacher"
         raise RecipeError("algorithm.teacher", problem, "train from a run that had one, or leave it out")
-    if recorded.algorithm.greedy_sample != algorithm.greedy_sample:
-        problem = f"of this kind needs a greedy episode in each group, or none, and {where} is not like that"
-        raise RecipeError("algorithm.advantage.kind", problem, "take another advantage, such as grpo")
+    check_greedy(recipe, recorded.algorithm.greedy_sample is not None, where)
     with in_launch_directory(run.folder):
         theirs = _model_of(recorded)
     ours = _model_of(recipe)

@@ -6,7 +6,7 @@ production code. What always holds: it asks for no ticket while it loads a publi
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from asyncrl.core.episode_records import EpisodeRecord
 from asyncrl.core.errors import FailureKind
@@ -20,33 +20,8 @@ from asyncrl.simulation.engine import ModelEngine, ModelRequest, version_counts
 from asyncrl.simulation.episodes import ModelEpisode
 from asyncrl.simulation.events import Events
 
-
-class Play(Protocol):
-    """What a worker asks of the run that it belongs to."""
-
-    group_size: int
-
-    def draw(self, ticket: Ticket, index: int) -> tuple[ModelEpisode, bool]:
-        """Return the episode of a sample, and whether its environment breaks."""
-        ...
-
-    def record(
-        self, ticket: Ticket, index: int, episode: ModelEpisode, sampled: tuple[tuple[PolicyVersion, int], ...]
-    ) -> EpisodeRecord:
-        """Return the record of a finished episode."""
-        ...
-
-    def ask(self, worker: "ModelWorker", limit: int) -> None:
-        """Have the worker get up to ``limit`` tickets by :meth:`ModelWorker.begin` as soon as there are some."""
-        ...
-
-    def hand_in(self, record: EpisodeRecord) -> None:
-        """Take in a finished episode."""
-        ...
-
-    def fail(self, ticket: Ticket, index: int, kind: FailureKind) -> None:
-        """Take back an episode that failed."""
-        ...
+if TYPE_CHECKING:
+    from asyncrl.simulation.modelled_run import ModelledRun
 
 
 class ModelWorker:
@@ -60,7 +35,7 @@ class ModelWorker:
         turn_s: seconds from turn to turn beside the environment's.
     """
 
-    def __init__(self, events: Events, engine: ModelEngine, run: Play, name: str, most: int, turn_s: float) -> None:
+    def __init__(self, events: Events, engine: ModelEngine, run: "ModelledRun", name: str, most: int, turn_s: float) -> None:
         self._events, self.engine, self._run, self._name = events, engine, run, name
         self._turn_s = turn_s
         self._playing: dict[tuple[GroupId, int], _Playing] = {}

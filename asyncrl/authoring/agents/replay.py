@@ -10,8 +10,9 @@ import os
 import secrets
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ import msgspec
 from aiohttp import web
 
 from asyncrl.authoring.agents.json_difference import first_difference
-from asyncrl.core.errors import EnvironmentBroken, RecipeError
-from asyncrl.envs.agent.agent_process import ENDED_WITHIN_S, kept, not_ended
+from asyncrl.core.errors import RecipeError
+from asyncrl.envs.agent.agent_process import CommandProcess, kept, until_ended
 from asyncrl.envs.agent.command_keeper import NOT_FOUND
 from asyncrl.envs.agent.environment import episode_variables, lasting_variables, with_interpreter
-from asyncrl.envs.played_by_agent import AGENT_ENDS_WITHIN_S, Endpoint
+from asyncrl.envs.played_by_agent import Endpoint
 from asyncrl.generators.gateway.parameters import HONOURED
 from asyncrl.generators.gateway.problems import Kind, Problem
 from asyncrl.generators.gateway.protocol import Protocol
@@ -181,35 +182,11 @@ async def replay(traffic: Traffic, command: Sequence[str]) -> Replayed:
             lasting = lasting_variables(given.variables, {name: os.environ[name] for name in given.secrets})
             variables = {**episode_variables(endpoint, (task, result, room)), **lasting}
             process = await kept(with_interpreter(command, sys.executable), room, variables, asyncio.subprocess.DEVNULL)
-            status, is_late = await _ended(process, answers, given.episode_timeout_s)
-    if status == NOT_FOUND and not answers.answered:
+            began = time.monotonic()
+            what, limit = "the replayed agent", given.episode_timeout_s
+            ended = await until_ended(CommandProcess(process), answers.difference, what, limit)
+            is_late = not answers.difference.done() and time.monotonic() - began >= limit
+    if ended.status == NOT_FOUND and not answers.answered:
         raise RecipeError("COMMAND", f"there is no program {command[0]!r} here", "write its whole path")
     difference = answers.difference.result() if answers.difference.done() else None
-    return Replayed(answers.answered, answers.kept, difference, status, given.episode_timeout_s if is_late else None)
-
-
-async def _ended(process: asyncio.subprocess.Process, answers: Answers, seconds: float) -> tuple[int, bool]:
-    """Wait for the agent's end, which is brought about after ``seconds``, or a few seconds after a difference.
-
-    Returns:
-        its exit status, and whether it was late.
-
-    Raises:
-        EnvironmentBroken: it was killed, and did not end.
-    """
-    ending = asyncio.create_task(process.wait(), name="waiting for the agent's end")
-    try:
-        either: set[asyncio.Future[Any]] = {ending, answers.difference}
-        await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        is_late = not ending.done() and not answers.difference.done()
-        if answers.difference.done():
-            await asyncio.wait({ending}, timeout=AGENT_ENDS_WITHIN_S)
-    finally:
-        if not ending.done():
-            with suppress(ProcessLookupError):
-                process.terminate()
-            await asyncio.wait({ending}, timeout=ENDED_WITHIN_S)
-    if not ending.done():
-        ending.cancel()
-        raise EnvironmentBroken(not_ended("the replayed agent"))
-    return ending.result(), is_late
+    return Replayed(answers.answered, answers.kept, difference, ended.status, limit if is_late else None)

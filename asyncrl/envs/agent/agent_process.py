@@ -57,12 +57,13 @@ class Ended(msgspec.Struct, frozen=True):
     errors: str
 
 
-async def until_ended(process: AgentProcess, limited: "asyncio.Future[Any]", what: str) -> Ended:
+async def until_ended(process: AgentProcess, limited: "asyncio.Future[Any]", what: str, seconds: float | None = None) -> Ended:
     """Wait for the end of a process that plays an episode.
 
     Args:
         limited: is done if the episode reaches a limit. The process then has :data:`AGENT_ENDS_WITHIN_S` to end by itself.
         what: names it in errors.
+        seconds: after which it is killed.
 
     Raises:
         EnvironmentBroken: it was killed, and did not end.
@@ -70,8 +71,8 @@ async def until_ended(process: AgentProcess, limited: "asyncio.Future[Any]", wha
     ending = asyncio.create_task(process.ended(), name=f"waiting for the end of {what}")
     try:
         either: set[asyncio.Future[Any]] = {ending, limited}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not ending.done():
+        await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if limited.done():
             await asyncio.wait({ending}, timeout=AGENT_ENDS_WITHIN_S)
     finally:
         if not ending.done():
@@ -79,17 +80,12 @@ async def until_ended(process: AgentProcess, limited: "asyncio.Future[Any]", wha
             await asyncio.wait({ending}, timeout=ENDED_WITHIN_S)
         if not ending.done():
             ending.cancel()
-            raise EnvironmentBroken(not_ended(what))
+            raise EnvironmentBroken(f"{what} was killed, and has not ended within {ENDED_WITHIN_S:g} s; {_REMEDY}")
     return ending.result()
 
 
-def not_ended(what: str) -> str:
-    """Say that an agent did not end when it was killed."""
-    return f"{what} was killed, and has not ended within {ENDED_WITHIN_S:g} s; {_REMEDY}"
-
-
 class CommandProcess:
-    """A command that plays an episode, in a process of its own."""
+    """A command that plays an episode, in a process of its own, whose streams are pipes or those of this process."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -102,8 +98,6 @@ class CommandProcess:
 
     async def ended(self) -> Ended:
         """Wait for its end, and that of all that it started."""
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
         output, errors, status = await asyncio.gather(
             first_of(self._process.stdout), last_of(self._process.stderr), self._process.wait()
         )
@@ -160,17 +154,17 @@ async def kept_server(
                 raise EnvironmentBroken(f"{problem}; {_REMEDY}") from late
 
 
-async def first_of(stream: asyncio.StreamReader) -> str:
-    """Read a stream to its end; returns its beginning."""
+async def first_of(stream: asyncio.StreamReader | None) -> str:
+    """Read a stream to its end; returns its beginning, which is empty if it is no pipe."""
     kept = bytearray()
-    while part := await stream.read(1 << 16):
+    while part := b"" if stream is None else await stream.read(1 << 16):
         kept += part[: MOST_OUTPUT - len(kept)]
     return kept.decode(errors="replace")
 
 
-async def last_of(stream: asyncio.StreamReader) -> str:
-    """Read a stream to its end; returns its end."""
+async def last_of(stream: asyncio.StreamReader | None) -> str:
+    """Read a stream to its end; returns its end, which is empty if it is no pipe."""
     kept = bytearray()
-    while part := await stream.read(1 << 16):
+    while part := b"" if stream is None else await stream.read(1 << 16):
         kept = (kept + part)[-4 * TOLD_OUTPUT :]
     return kept.decode(errors="replace")

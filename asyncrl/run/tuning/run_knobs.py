@@ -5,32 +5,21 @@ what was turned, so that a resume begins with what there was, or with what a per
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.recipe.knobs import pool_of
 from asyncrl.core.recipe.tune import DEPTH, RUNNING
 from asyncrl.run.control import RunControl
 
-
-class Pools(Protocol):
-    """The generators of a run; see :class:`asyncrl.run.pool.generator_pool.GeneratorPool`."""
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """How many engines each pool is to have now."""
-        ...
-
-    @property
-    def settled(self) -> bool:
-        """Whether each pool has them, all up."""
-        ...
+if TYPE_CHECKING:
+    from asyncrl.run.pool.generator_pool import GeneratorPool
 
 
 class RunKnobs:
     """The knobs named ``names``."""
 
-    def __init__(self, names: Mapping[str, object], control: RunControl, pools: Pools, buffer: BufferApi) -> None:
+    def __init__(self, names: Mapping[str, object], control: RunControl, pools: "GeneratorPool", buffer: BufferApi) -> None:
         self._names, self._control, self._pools, self._buffer = tuple(names), control, pools, buffer
 
     async def setting(self) -> dict[str, int]:

@@ -5,7 +5,7 @@ What always holds: a line is in the journal before what it says is done; no trai
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.files.file_errors import cause_and_remedy
@@ -21,27 +21,13 @@ from asyncrl.run.recorder import RecordedStep
 from asyncrl.run.tuning.advice_question import AskAdvice, TuneAdvice, ask_advice
 from asyncrl.run.tuning.move_journal import MoveJournal
 
+if TYPE_CHECKING:
+    from asyncrl.run.tuning.run_knobs import RunKnobs
+
 DISTURBED = 0.05
 """Share of a step for which engines evaluated, above which it is left out."""
 SELDOM = 4
 """Steps with evaluations are left out where no more than one in so many has one."""
-
-
-class Knobs(Protocol):
-    """How a run's knobs stand and are turned; see :class:`asyncrl.run.tuning.run_knobs.RunKnobs`."""
-
-    async def setting(self) -> dict[str, int]:
-        """How each stands."""
-        ...
-
-    @property
-    def arrived(self) -> bool:
-        """Whether all engines are there that are to be."""
-        ...
-
-    async def turn(self, knob: str, value: int) -> None:
-        """Turn one; raises ``RecipeError`` if the run refuses it."""
-        ...
 
 
 class Tuner:
@@ -57,7 +43,7 @@ class Tuner:
     def __init__(
         self,
         recipe: Recipe,
-        knobs: Knobs,
+        knobs: "RunKnobs",
         folder: RunFolder,
         device: str,
         note: Callable[[str], None],
