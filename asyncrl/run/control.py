@@ -9,10 +9,10 @@ import logging
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -31,9 +31,6 @@ from asyncrl.run.early_end import EarlyEnd
 from asyncrl.run.folder.run_folder import RunFolder
 from asyncrl.run.measures.metric_names import metric_name
 
-if TYPE_CHECKING:
-    from asyncrl.run.pool.generator_pool import GeneratorPool
-
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
@@ -48,6 +45,23 @@ _ENDING = "is ending already"
 T = TypeVar("T")
 
 
+class Pools(Protocol):
+    """The generators of a run; see :class:`asyncrl.run.pool.generator_pool.GeneratorPool`."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """How many engines each pool is to have now."""
+        ...
+
+    async def scale(self, pool: str, size: int) -> str:
+        """Change how many engines a pool is to have."""
+        ...
+
+    async def bound(self, pools: Collection[str], episodes: int) -> None:
+        """Change how many episodes each engine of some pools plays at once."""
+        ...
+
+
 class RunControl:
     """Answers what is asked of a run that goes on, and has the run's recipe say so: a resume begins with what was asked for.
 
@@ -58,11 +72,11 @@ class RunControl:
 
     def __init__(self, recipe: Recipe, folder: RunFolder, early: EarlyEnd) -> None:
         self._recipe, self._folder, self._early = recipe, folder, early
-        self._pools: GeneratorPool | None = None
+        self._pools: Pools | None = None
         self._log: Callable[[int, Mapping[str, float]], object] | None = None
         self._over = False
 
-    def begin(self, pools: "GeneratorPool", log: Callable[[int, Mapping[str, float]], object]) -> None:
+    def begin(self, pools: Pools, log: Callable[[int, Mapping[str, float]], object]) -> None:
         """Training begins: pools may change, and from now on ``log`` records metrics of a step."""
         self._pools, self._log = pools, log
 
@@ -135,7 +149,7 @@ class RunControl:
             raise _not_now(self._folder)
         self._log(step, {metric_name(name): value for name, value in values.items()})
 
-    def _changeable(self) -> "GeneratorPool":
+    def _changeable(self) -> Pools:
         if self._pools is None:
             raise _not_now(self._folder)
         return self._pools
