@@ -6,7 +6,6 @@ training step or an evaluation that is done again has no file of its first time.
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 SUFFIX = ".parquet"
@@ -38,8 +37,8 @@ def forget_steps_after(folder: Path, step: int) -> None:
     what a process that was killed left unfinished."""
     for unfinished in folder.glob(f".*{SUFFIX}.*"):
         unfinished.unlink(missing_ok=True)
-    for file in _training_files(folder):
-        if _step_of(file) > step:
+    for file in folder.glob(f"train-*{SUFFIX}"):
+        if _TRAINED.fullmatch(file.name) and int(file.name.split("-")[1]) > step:
             file.unlink(missing_ok=True)
 
 
@@ -47,11 +46,3 @@ def forget_evaluation(folder: Path, version: int) -> None:
     """Remove the files of the evaluation of ``version``, which is about to be done again, perhaps by other generators."""
     for file in evaluation_files(folder, version):
         file.unlink(missing_ok=True)
-
-
-def _training_files(folder: Path) -> Iterator[Path]:
-    return (file for file in folder.glob(f"train-*{SUFFIX}") if _TRAINED.fullmatch(file.name))
-
-
-def _step_of(file: Path) -> int:
-    return int(file.name.split("-")[1])

@@ -3,14 +3,14 @@
 They make an answer of a request in four steps: they turn its conversation into token ids, have an engine sample, read text, calls
 and reasoning from what was sampled, and write that down as the protocol has it. The first two are replaced: ids come from the
 episode's token streams, and the turn from its sampler. What always holds: for each request that is answered, both ask the
-:class:`.GatewayTurn` that is current in its task, and what vLLM would render or sample itself is never used.
+:class:`Turn` that is current in its task, and what vLLM would render or sample itself is never used.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from vllm.config import VllmConfig
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
@@ -29,15 +29,32 @@ from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.hf import get_cached_tokenizer
 
 from asyncrl.generators.chat_format import ChatFormat
-
-if TYPE_CHECKING:
-    from asyncrl.generators.gateway.episode import GatewayTurn
+from asyncrl.generators.gateway.sampled_text import SampledText
 
 NAME = "policy"
 """The name under which the model is listed. Clients may ask for any other; it is the name of a role."""
 
 
-CURRENT: ContextVar["GatewayTurn"] = ContextVar("the request that is being answered")
+class Turn(Protocol):
+    """The request that is being answered."""
+
+    @property
+    def model(self) -> str:
+        """The model that the client asked for."""
+        ...
+
+    async def prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
+    ) -> list[int]:
+        """Return what the engine is to go on from."""
+        ...
+
+    async def sample(self, most: int, stop_strings: Sequence[str], *, skip_special: bool) -> SampledText:
+        """Have the turn sampled."""
+        ...
+
+
+CURRENT: ContextVar[Turn] = ContextVar("the request that is being answered")
 
 
 class Abandoned(Exception):

@@ -35,8 +35,8 @@ class _Kind(msgspec.Struct, frozen=True):
     manager: str
 
 
-_TOOL = _Kind("model.tool_parser", "tool parser", "tool_parsers", "_TOOL_PARSERS_TO_REGISTER", "ToolParserManager")
-_REASONING = _Kind(
+TOOL = _Kind("model.tool_parser", "tool parser", "tool_parsers", "_TOOL_PARSERS_TO_REGISTER", "ToolParserManager")
+REASONING = _Kind(
     "model.reasoning_parser", "reasoning parser", "reasoning", "_REASONING_PARSERS_TO_REGISTER", "ReasoningParserManager"
 )
 
@@ -47,29 +47,20 @@ def check_parsers(tool_parser: str, reasoning_parser: str | None) -> None:
     Raises:
         RecipeError: neither vLLM nor one of its plug-ins has a parser of that name; the message lists the known ones.
     """
-    _check(_TOOL, tool_parser)
+    _check(TOOL, tool_parser)
     if reasoning_parser is not None:
-        _check(_REASONING, reasoning_parser)
-
-
-def own_tool_parsers() -> frozenset[str]:
-    """Return the names of vLLM's own tool parsers; none if its source lacks the table that vLLM 0.32 has."""
-    return _own(_TOOL)
-
-
-def own_reasoning_parsers() -> frozenset[str]:
-    """Return the names of vLLM's own reasoning parsers; none if its source lacks the table that vLLM 0.32 has."""
-    return _own(_REASONING)
+        _check(REASONING, reasoning_parser)
 
 
 def _check(kind: _Kind, name: str) -> None:
-    own = _own(kind)
+    own = own_parsers(kind)
     known = own if name in own else own | _all(kind)
     if known and name not in known:
         raise RecipeError(kind.key, f"vLLM has no {kind.name} {name!r}", f"use one of {', '.join(sorted(known))}")
 
 
-def _own(kind: _Kind) -> frozenset[str]:
+def own_parsers(kind: _Kind) -> frozenset[str]:
+    """Return the names of vLLM's own parsers of a kind; none if its source lacks the table that vLLM 0.32 has."""
     vllm = find_spec("vllm")
     source = Path(vllm.origin if vllm and vllm.origin else "nowhere").with_name(kind.package) / "__init__.py"
     for node in ast.parse(source.read_text()).body if source.is_file() else ():

@@ -6,11 +6,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
+
 from asyncrl.cli.arguments import command, count
 from asyncrl.cli.console import PatientConsole
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.text import as_the_program_names, writable_json
+from asyncrl.episodes.visible import visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,10 +103,8 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
 def run_tag(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Change the labels of a run, and show them."""
-    from rich.text import Text
 
     from asyncrl.core.files.file_errors import remedy_of
-    from asyncrl.episodes.visible import visible
     from asyncrl.run.folder.labels import Labels, change_labels
     from asyncrl.run.folder.run_folder import RunFolder
 
@@ -133,10 +134,8 @@ def _table(rows: Sequence[RunRow], narrow: bool) -> Table:
     """The runs, one a row; where the terminal is narrow, what was changed and its labels stand below a run's name."""
     from rich import box
     from rich.table import Table
-    from rich.text import Text
 
     from asyncrl.core.measures.units import percent
-    from asyncrl.episodes.visible import visible
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("run", no_wrap=not narrow, overflow="fold")

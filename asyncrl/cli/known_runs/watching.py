@@ -6,9 +6,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.text import Text
+
 from asyncrl.cli.arguments import command, run_or_address
 from asyncrl.cli.console import say
 from asyncrl.cli.outcome import ExitCode, show_error
+from asyncrl.core.errors import AsyncRLError, RecipeError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,9 +45,7 @@ def add_command(commands: Commands) -> None:
 
 def run_attach(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Show what happens until the run ends."""
-    from rich.text import Text
 
-    from asyncrl.core.errors import RecipeError
     from asyncrl.run.folder.run_folder import RunFolder
     from asyncrl.run.measures.event_log import follow_events, read_end
     from asyncrl.run.recipe.compose import compose
@@ -89,7 +90,6 @@ def show(event: RunEvent, view: LiveView) -> None:
 
 def run_stop(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Stop runs, one after the other; one that cannot be stopped does not keep the others."""
-    from asyncrl.core.errors import AsyncRLError
 
     code = ExitCode.COMPLETED
     for named in arguments.folders:
@@ -106,8 +106,6 @@ def run_stop(arguments: argparse.Namespace, console: Console) -> ExitCode:
 def _stop_here(named: Path, arguments: argparse.Namespace, console: Console) -> None:
     import asyncio
 
-    from rich.text import Text
-
     from asyncrl.run.control import finish
     from asyncrl.run.folder.run_folder import RunFolder
     from asyncrl.run.host.stopping import stop
@@ -121,9 +119,7 @@ def _stop_here(named: Path, arguments: argparse.Namespace, console: Console) -> 
 
 
 def _stop_stored(address: str, arguments: argparse.Namespace, console: Console) -> None:
-    from rich.text import Text
 
-    from asyncrl.core.errors import RecipeError
     from asyncrl.core.storage.errors import StorageError
     from asyncrl.core.storage.storage import Storage
     from asyncrl.run.storage.driver_mark import ask_to_end

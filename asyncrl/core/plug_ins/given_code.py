@@ -159,7 +159,9 @@ def _refuse_if_stuck(place: str, given: type | FunctionType) -> None:
         _pickled({given.__name__: given})
     except Exception as error:  # as above
         what = "class" if isinstance(given, type) else "function"
-        used = next((f"`{name}`, {_a(value)}" for name, value in _used_by(given) if _is_stuck(value)), None)
+        used = next(
+            (f"`{name}`, a {type(value).__name__} ({short(value)})" for name, value in _used_by(given) if _is_stuck(value)), None
+        )
         uses = f"it uses {used}, which cannot leave this process" if used else describe_error(error)
         remedy = "make it where it is used, e.g. in __init__ of an environment, or once for a worker in share()"
         raise RecipeError(place, f"{what} {given.__name__} cannot be given to the run's processes: {uses}", remedy) from error
@@ -204,7 +206,3 @@ def _globals_of(function: FunctionType, code: CodeType) -> Iterator[tuple[str, o
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _globals_of(function, constant)
-
-
-def _a(value: object) -> str:
-    return f"a {type(value).__name__} ({short(value)})"

@@ -108,7 +108,7 @@ def fetch_run(address: str, note: Callable[[str], None], parent: Path | None = N
             folder = RunFolder(path)
             folder.logs.mkdir(exist_ok=True)
             _forget_how_it_ended(folder)
-            if folder.database.parent != folder.path and not _tracked_elsewhere(recipe):
+            if folder.database.parent != folder.path and not (recipe.get("tracking") or {}).get("uri"):
                 folder.tracked_as.unlink(missing_ok=True)  # the database that knows it is on another machine
                 if is_address(str(recipe.get("run_dir", ""))):
                     folder.own_database.touch()  # none was uploaded yet, and its metrics go where the run goes
@@ -219,10 +219,6 @@ def _checkpoint_storage(storage: Storage, recipe: Mapping[str, Any], name: str) 
     """Where the checkpoints of the run are: there, or where its recipe puts them."""
     elsewhere = (recipe.get("checkpoint") or {}).get("dir")
     return Storage(joined(elsewhere, name)) if isinstance(elsewhere, str) and is_address(elsewhere) else storage
-
-
-def _tracked_elsewhere(recipe: Mapping[str, Any]) -> bool:
-    return bool((recipe.get("tracking") or {}).get("uri"))
 
 
 def _fetch(storage: Storage, there: Mapping[str, Listed], to: Path) -> None:

@@ -5,7 +5,7 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import MalformedCall, ToolCall
 from asyncrl.generators.tool_calls.reader import ToolCallReader
 from asyncrl.generators.vllm import vllm_parsers
-from asyncrl.generators.vllm.vllm_parsers import check_parsers, own_reasoning_parsers, own_tool_parsers
+from asyncrl.generators.vllm.vllm_parsers import REASONING, TOOL, check_parsers, own_parsers
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +24,8 @@ def test_the_parsers_known_without_vllm_are_those_it_has() -> None:
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
 
-    assert set(ToolParserManager.list_registered()) == own_tool_parsers()
-    assert set(ReasoningParserManager.list_registered()) == own_reasoning_parsers()
+    assert set(ToolParserManager.list_registered()) == own_parsers(TOOL)
+    assert set(ReasoningParserManager.list_registered()) == own_parsers(REASONING)
 
 
 def test_a_parser_of_a_plug_in_is_found_by_asking_vllm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from chat_families import FAMILIES
 from asyncrl.core.errors import RecipeError
 from asyncrl.generators.tool_calls.formats import FORMATS, CallFormat, format_of
 from asyncrl.generators.tool_calls.reader import ToolCallReader
-from asyncrl.generators.vllm.vllm_parsers import own_tool_parsers
+from asyncrl.generators.vllm.vllm_parsers import TOOL, own_parsers
 from asyncrl.run.models.template_facts import tool_parser_of
 
 BARS = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
@@ -53,7 +53,7 @@ def test_formats_that_share_marks_are_told_apart(template: str, parser: str) -> 
 
 
 def test_every_format_names_a_parser_that_vllm_has() -> None:
-    assert {name for each in FORMATS for name in each.parsers} <= own_tool_parsers()
+    assert {name for each in FORMATS for name in each.parsers} <= own_parsers(TOOL)
 
 
 @pytest.mark.parametrize(
