@@ -26,5 +26,5 @@ def ask_python(arguments: Sequence[str], seconds: float, request: bytes = b"", *
         raise TimeoutError from late
     if done.returncode:
         errors = done.stderr.decode(errors="replace").strip().splitlines()
-        raise ComponentFailed(errors[-1] if errors else f"exit code {done.returncode}")
+        raise ComponentFailed((errors or [f"exit code {done.returncode}"])[-1])
     return (done.stdout.splitlines() or [b""])[-1]
