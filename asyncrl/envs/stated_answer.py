@@ -2,7 +2,15 @@
 
 import re
 
-from asyncrl.envs.thoughts import behind_thoughts
+_END = re.compile(r"</think>(?![\"'])")
+"""The end of thoughts; one that a quotation mark follows is a text in a program."""
+
+
+def behind_thoughts(text: str) -> str:
+    """Return what stands behind the last ``</think>`` of a text; the whole text if nothing does."""
+    said = _END.split(text)[-1]
+    return said if said.strip() else text
+
 
 _TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*)</answer>", re.DOTALL | re.IGNORECASE)
 _BEGUN = re.compile(r"<answer>((?:(?!</?answer>).)*)$", re.DOTALL | re.IGNORECASE)

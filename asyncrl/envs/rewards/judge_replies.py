@@ -6,7 +6,7 @@ told of, is no score. Then the judge is asked again, which costs less than a rew
 
 import re
 
-from asyncrl.envs.thoughts import behind_thoughts
+from asyncrl.envs.stated_answer import behind_thoughts
 
 _NUMBER = r"(?>[-−–]?(?:\d+(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?)"  # noqa: RUF001
 _REMARK = r"(?:\s*(?:[(\[][^()\[\]\n]{1,30}[)\]]|/\s*\d+|out\s+of\s+\d+)(?=[\s*_`\"']*[:=]))?"

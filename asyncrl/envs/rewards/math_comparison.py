@@ -20,7 +20,7 @@ from asyncrl.envs.rewards.math_choices import choice_in
 from asyncrl.envs.rewards.math_forms import Form, Kind, equal, form_of, words
 from asyncrl.envs.rewards.math_numbers import number_of, to_be_computed
 from asyncrl.envs.rewards.math_text import expected_part, final_part, is_prose, readings, tidied
-from asyncrl.envs.thoughts import behind_thoughts
+from asyncrl.envs.stated_answer import behind_thoughts
 
 MEMORY_BYTES = 4 << 30
 """Address space of the process; sympy and what it imports take about a quarter of a GiB."""

@@ -7,8 +7,7 @@ is. It takes time in proportion to the text, whatever that holds.
 import re
 from typing import NamedTuple
 
-from asyncrl.envs.stated_answer import in_tags
-from asyncrl.envs.thoughts import behind_thoughts
+from asyncrl.envs.stated_answer import behind_thoughts, in_tags
 
 PYTHON = re.compile(r"\{?\s*\.?i?py(?:thon)?[\d.]*(?![\w-])", re.IGNORECASE)
 SQL = re.compile(r"\{?\s*\.?\w*sql(?:ite\d?)?(?![\w-])", re.IGNORECASE)
