@@ -15,8 +15,7 @@ from asyncrl.cli.arguments import command
 from asyncrl.cli.console import say
 from asyncrl.cli.jobs.options import add_job_options, is_job, run_job
 from asyncrl.cli.outcome import ExitCode, run_to_end
-from asyncrl.core.errors import RecipeError
-from asyncrl.core.files.file_errors import remedy_of
+from asyncrl.core.files.file_errors import refusing
 from asyncrl.core.text import as_the_program_names, without_passwords
 
 if TYPE_CHECKING:
@@ -171,11 +170,8 @@ def label(folder: RunFolder, recipe: str, overrides: Sequence[str], tags: Sequen
         earlier = tuple(each for each in known.overrides if each not in shown)  # a command may be repeated again and again
         return Labels(known.recipe if before else recipe, (*earlier, *shown), known.tags, note or known.note).with_tags(tags)
 
-    try:
+    with refusing(f"write {str(folder.labels)!r}", "make it writable"):
         change_labels(folder.labels, changed)
-    except OSError as error:
-        problem = f"cannot write {str(folder.labels)!r}: {error.strerror}"
-        raise RecipeError("", problem, remedy_of(error, "make it writable")) from error
 
 
 def is_override(word: str) -> bool:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from asyncrl.cli.console import error_console
 from asyncrl.core.errors import AsyncRLError, RecipeError
-from asyncrl.core.files.file_errors import explained, remedy_of
+from asyncrl.core.files.file_errors import explained, refusing
 from asyncrl.core.process.log_format import LogFormatter
 from asyncrl.run.host.signals import stopped_by
 
@@ -177,11 +177,8 @@ def logging_to(file: Path) -> Iterator[None]:
     Raises:
         RecipeError: the file cannot be written to.
     """
-    try:
+    with refusing(f"write {str(file)!r}", "give yourself permission to write it"):
         handler = _LogFile(file, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        remedy = remedy_of(error, "give yourself permission to write it")
-        raise RecipeError("", f"cannot write {str(file)!r}: {error.strerror}", remedy) from error
     handler.setFormatter(LogFormatter())
     root = logging.getLogger()
     level = root.level

@@ -13,7 +13,7 @@ from asyncrl.cli.arguments import command, run_to_read, writable_file
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.cli.written_file import write_file
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.files.file_errors import remedy_of
+from asyncrl.core.files.file_errors import refusing
 
 if TYPE_CHECKING:
     from asyncrl.cli.arguments import Commands
@@ -67,11 +67,8 @@ def _report_sweep(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
 
 def _write(page: str, output: Path) -> None:
-    try:
+    with refusing(f"write {str(output)!r}", "name a file that you may write to by --output FILE"):
         write_file(output, page.encode())
-    except OSError as error:
-        problem = f"cannot write {str(output)!r}: {error.strerror}"
-        raise RecipeError("", problem, remedy_of(error, "name a file that you may write to by --output FILE")) from error
 
 
 def _written(output: Path, console: Console) -> ExitCode:

@@ -27,7 +27,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.files.file_errors import remedy_of
+from asyncrl.core.files.file_errors import refusing, remedy_of
 from asyncrl.core.files.file_formats import check_json_format
 from asyncrl.core.files.whole_file import write_whole
 from asyncrl.core.recipe.schema import TrackingConfig
@@ -194,11 +194,8 @@ class SweepFolder:
         Raises:
             RecipeError: another process holds it, or the system refuses it.
         """
-        try:
+        with refusing(f"lock {str(self._lock)!r}", "make the folder writable for yourself"):
             file = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            remedy = remedy_of(error, "make the folder writable for yourself")
-            raise RecipeError("", f"cannot lock {str(self._lock)!r}: {error.strerror}", remedy) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield

@@ -138,6 +138,10 @@ def _frames(module: Module, made: Function) -> Iterator[str]:
             yield from texts(own, call.args[0], made)
 
 
+BY_CONTEXT = "RecipeError"
+"""What a context of ``refusing`` makes of an error of the operating system."""
+
+
 def messages(modules: Iterable[Module], classes: Mapping[str, ErrorClass]) -> Iterator[tuple[Module, ast.Call, list[Message]]]:
     """Yield each place where an error is made, with what it can say; nothing where it only hands on what another one said."""
     for module in modules:
@@ -145,6 +149,10 @@ def messages(modules: Iterable[Module], classes: Mapping[str, ErrorClass]) -> It
             for call, inside in module.calls[name]:
                 said = [_said(each, call, inside, classes[name]) for each in _by_caller(module, call, inside)]
                 yield module, call, list(dict.fromkeys(itertools.chain(*said)))
+        for call, inside in module.calls.get("refusing", ()):  # of asyncrl.core.files.file_errors
+            doing, (otherwise, *_), *keys = (texts(module, each, inside) for each in call.args)
+            place = keys[0][0] if keys else ""
+            yield module, call, [Message(BY_CONTEXT, place, f"cannot {each}: <strerror>", otherwise) for each in doing]
 
 
 def _by_caller(module: Module, call: ast.Call, inside: Function | None) -> list[Module]:

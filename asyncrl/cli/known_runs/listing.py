@@ -11,7 +11,6 @@ from rich.text import Text
 from asyncrl.cli.arguments import command, count
 from asyncrl.cli.console import PatientConsole
 from asyncrl.cli.outcome import ExitCode
-from asyncrl.core.errors import RecipeError
 from asyncrl.core.text import as_the_program_names, writable_json
 from asyncrl.episodes.visible import visible
 
@@ -104,7 +103,7 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
 def run_tag(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Change the labels of a run, and show them."""
 
-    from asyncrl.core.files.file_errors import remedy_of
+    from asyncrl.core.files.file_errors import refusing
     from asyncrl.run.folder.labels import Labels, change_labels
     from asyncrl.run.folder.run_folder import RunFolder
 
@@ -113,13 +112,9 @@ def run_tag(arguments: argparse.Namespace, console: Console) -> ExitCode:
         note = labels.note if arguments.note is None else arguments.note
         return Labels(labels.recipe, labels.overrides, labels.tags, note)
 
-    try:
-        labels = change_labels(RunFolder.find(arguments.folder).labels, changed)
-    except OSError as error:
-        problem = f"cannot write {str(error.filename)!r}: {error.strerror}"
-        raise RecipeError(
-            "", problem, remedy_of(error, "label it as a user who may write there, on a file system that has locks")
-        ) from error
+    file = RunFolder.find(arguments.folder).labels
+    with refusing(f"write {str(file)!r}", "label it as a user who may write there, on a file system that has locks"):
+        labels = change_labels(file, changed)
     console.print(Text(f"tags: {visible(', '.join(labels.tags)) or 'none'}"))
     console.print(Text(f"note: {visible(labels.note) or 'none'}"), soft_wrap=True)
     return ExitCode.COMPLETED

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from asyncrl.core.errors import RecipeError
+
 _REMEDIES = {
     errno.EIO: "the disk, or the connection to it, fails: see dmesg, and put the file on a sound one",
     errno.ESTALE: "the network drive has lost it: mount that anew",
@@ -49,6 +51,21 @@ def cause_and_remedy(error: OSError) -> str:
         return str(error) or type(error).__name__
     remedy = _REMEDIES.get(error.errno or 0, "")
     return f"{error.strerror}{f'; {remedy}' if remedy else ''}"
+
+
+@contextmanager
+def refusing(doing: str, otherwise: str, key: str = "") -> Iterator[None]:
+    """Have an ``OSError`` of this context refuse what a user asks for.
+
+    Args:
+        doing: what cannot be done, e.g. ``write 'runs/a/labels.json'``.
+        otherwise: what can be done about it, unless the disk is full or fails.
+        key: of the recipe, that is to blame.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RecipeError(key, f"cannot {doing}: {error.strerror}", remedy_of(error, otherwise)) from error
 
 
 def remedy_of(error: OSError, otherwise: str) -> str:

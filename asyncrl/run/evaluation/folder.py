@@ -14,8 +14,7 @@ import re
 from datetime import UTC, datetime
 from pathlib import Path
 
-from asyncrl.core.errors import RecipeError
-from asyncrl.core.files.file_errors import naming, remedy_of
+from asyncrl.core.files.file_errors import naming, refusing
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.storage.address import local_run_dir
 from asyncrl.run.folder.config_yaml import resolved_yaml
@@ -42,13 +41,11 @@ class EvaluationFolder:
             RecipeError: ``run_dir`` cannot be written to.
         """
         name = f"evaluation-{recipe.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-        try:
+        with refusing(
+            f"make a folder in {recipe.run_dir!r}", "name a folder that you may write to, e.g. with run_dir=runs", "run_dir"
+        ):
             folder = cls(claim(local_run_dir(recipe.run_dir), name))
             folder.logs.mkdir()
-        except OSError as error:
-            problem = f"cannot make a folder in {recipe.run_dir!r}: {error.strerror}"
-            remedy = remedy_of(error, "name a folder that you may write to, e.g. with run_dir=runs")
-            raise RecipeError("run_dir", problem, remedy) from error
         return folder
 
     @property

@@ -20,7 +20,7 @@ import msgspec
 
 from asyncrl.core.errors import ComponentFailed, RecipeError
 from asyncrl.core.files.cache_folder import cache_folder
-from asyncrl.core.files.file_errors import remedy_of
+from asyncrl.core.files.file_errors import refusing
 from asyncrl.core.files.hub import is_hub_id
 from asyncrl.core.files.memory_files import free_memory
 from asyncrl.core.measures.units import memory
@@ -213,11 +213,8 @@ def _cache_of(model: str) -> Path:
 def _mark(path: Path, stack: ExitStack) -> str:
     """Put a file into a folder, or into the one in which it will be made, until ``stack`` is closed; returns its path."""
     there = _existing(path)
-    try:
+    with refusing(f"write to {str(there)!r}", "name a folder that you may write to, e.g. with run_dir=runs", "run_dir"):
         return stack.enter_context(tempfile.NamedTemporaryFile(prefix=".asyncrl-seen-", dir=there)).name
-    except OSError as error:
-        remedy = remedy_of(error, "name a folder that you may write to, e.g. with run_dir=runs")
-        raise RecipeError("run_dir", f"cannot write to {str(there)!r}: {error.strerror}", remedy) from error
 
 
 def _existing(path: Path) -> Path:
