@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.files.file_errors import refusing
 from asyncrl.core.files.line_files import append_line, last_lines
 from asyncrl.core.measures.time_split import TimeSplit
 
@@ -70,10 +71,8 @@ def read(file: Path) -> list[StepMeasure]:
         RecipeError: the file is not there, cannot be read, or has no step.
     """
     remedy = "name a run of at least two training steps; runs of earlier versions did not keep these measures"
-    try:
+    with refusing(f"read {str(file)!r}", remedy, "--from"):
         lines = file.read_bytes().split(b"\n")
-    except OSError as error:
-        raise RecipeError("--from", f"cannot read {str(file)!r}: {error.strerror}", remedy) from error
     steps: dict[int, StepMeasure] = {}
     for line in lines:
         try:

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.files.file_errors import refusing
 from asyncrl.core.network.tls import TlsKeys
 from asyncrl.core.recipe.network import FileTlsConfig, NetworkConfig, NoTlsConfig, RunTlsConfig
 
@@ -78,11 +79,8 @@ def _read_keys(files: FileTlsConfig) -> TlsKeys:
     read: dict[str, bytes] = {}
     for name in ("certificate", "key", "authority"):
         path = Path(getattr(files, name))
-        try:
+        with refusing(f"read {str(path)!r}", "name a PEM file that you may read", f"network.tls.{name}"):
             read[name] = path.read_bytes()
-        except OSError as error:
-            problem = f"cannot read {str(path)!r}: {error.strerror}"
-            raise RecipeError(f"network.tls.{name}", problem, "name a PEM file that you may read") from error
     keys = TlsKeys(**read)
     try:
         keys.check()
