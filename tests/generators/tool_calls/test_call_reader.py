@@ -29,7 +29,7 @@ def test_the_parsers_known_without_vllm_are_those_it_has() -> None:
 
 
 def test_a_parser_of_a_plug_in_is_found_by_asking_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_parsers, "_own", lambda kind: frozenset({"other"}))
+    monkeypatch.setattr(vllm_parsers, "own_parsers", lambda kind: frozenset({"other"}))
     check_parsers("hermes", None)
 
 
