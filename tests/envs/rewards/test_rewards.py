@@ -16,7 +16,8 @@ from asyncrl.envs.rewards import Exact, MathEquivalence, Reward, RewardUnavailab
 from asyncrl.envs.rewards.load import load_reward
 from asyncrl.envs.rewards.math_comparison import is_equal, wanted_of
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")  # processes for comparisons belong to a loop, and take a second to start
+# The processes for comparisons belong to a loop, and take a second to start.
+in_one_loop = pytest.mark.asyncio(loop_scope="module")
 
 
 def task(**data: object) -> Task:
@@ -28,6 +29,7 @@ def maths() -> MathEquivalence:
     return MathEquivalence(deadline_s=60.0)
 
 
+@in_one_loop
 @pytest.mark.parametrize(
     ("expected", "answer", "reward"),
     [
@@ -98,6 +100,7 @@ def test_a_formula_in_a_short_sentence_that_is_expected_is_not_the_whole():
     ]
 
 
+@in_one_loop
 @pytest.mark.parametrize("expected", math_answers.UNREADABLE)
 async def test_an_expected_answer_that_cannot_be_read_breaks_the_task_and_is_no_reward_of_0(
     maths: MathEquivalence, expected: str
@@ -123,6 +126,7 @@ async def test_an_expected_answer_that_takes_too_long_breaks_the_task_and_is_no_
         await maths(task(answer="$9^{9^{9^{9^{9}}}}$"), "3")
 
 
+@in_one_loop
 async def test_a_task_without_a_readable_answer_is_broken_and_not_rewarded(maths: MathEquivalence):
     with pytest.raises(EnvironmentBroken, match="cannot read the expected answer"):
         await maths(task(answer="\\frac{"), "3")
@@ -185,6 +189,7 @@ async def test_what_is_no_expected_answer_breaks_the_task_whatever_is_answered(r
             await reward(task(answer=expected), answer)
 
 
+@in_one_loop
 @pytest.mark.parametrize(
     ("expected", "right", "wrong"),
     [
