@@ -119,6 +119,8 @@ def test_truncated_sampling_is_allowed_where_behaviour_probabilities_are_not_use
         ({"teacher": {**TEACHER, "placement": {"resources": {"GPU": 1}}}}, "teacher.placement.resources.GPU", "tensor_parallel"),
         ({"advantage": {"kind": "none"}}, "advantage.kind", "name a teacher"),
         ({"advantage": {"kind": "none"}, "teacher": TEACHER, "kl": {"kind": "in_reward"}}, "kl.kind", "in_loss"),
+        ({"advantage": {"kind": "none"}, "teacher": TEACHER, "loss": {"kind": "kl_cov"}}, "loss.kind", "another advantage"),
+        ({"advantage": {"kind": "none"}, "teacher": TEACHER, "loss": {"kind": "clip_cov"}}, "loss.kind", "another advantage"),
         ({"advantage": {"kind": "none"}, "teacher": TEACHER, "overlong": {"limit": 100, "ramp": 10}}, "overlong", "leave it out"),
         ({"kl": {"kind": "in_loss", "estimator": "abs", "straight_through": False}}, "kl.estimator", "straight_through to true"),
     ],

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.advantage import NoAdvantageConfig
 from asyncrl.core.recipe.algorithm import KlInRewardConfig
-from asyncrl.core.recipe.loss import GmpoLossConfig
+from asyncrl.core.recipe.loss import ClipCovLossConfig, GmpoLossConfig, KlCovLossConfig
 from asyncrl.core.recipe.rules.reward import slow_request, wrong_url
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.teacher import TeacherConfig
@@ -64,6 +64,9 @@ def _something_trains(recipe: Recipe) -> Iterator[RecipeError]:
     if algorithm.teacher is None and not algorithm.loss.imitates:
         problem = f"none gives every token the advantage 0, and there is no {TEACHER}, so that nothing would be trained"
         yield RecipeError("algorithm.advantage.kind", problem, "name a teacher, or take grpo or another advantage")
+    if isinstance(algorithm.loss, ClipCovLossConfig | KlCovLossConfig) and algorithm.teacher is not None:
+        problem = "chooses tokens by how they go with their advantages, and before a teacher adds its own these are 0"
+        yield RecipeError("algorithm.loss.kind", problem, "take another loss, such as dppo, or another advantage than none")
     for place, there in (
         ("algorithm.kl.kind", isinstance(algorithm.kl, KlInRewardConfig)),
         ("algorithm.overlong", algorithm.overlong is not None),
