@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple, NewType, NotRequired, Optional, TypedDict, Union
 
 import annotated_types
+import attrs
 import msgspec
 import numpy as np
 import pandas as pd
@@ -79,6 +80,11 @@ class Tree:
     children: "list[Tree]" = field(default_factory=list)
 
 
+@attrs.define
+class Leaf:
+    colours: dict[Any, str]
+
+
 @dataclass
 class Described:
     x: Annotated[int, "the column"]
@@ -114,6 +120,7 @@ _CLASSES = (
     Filter,
     Pair,
     Tree,
+    Leaf,
     Described,
     Model,
     Celsius,
@@ -345,6 +352,7 @@ WRONG_RESULTS = {
     "{pathlib.PurePath('a'): 'a', 'a': 'b'}": "which are one in JSON",
     "iter([Point({Colour.RED: 'a', 'red': 'b'})])": "which are one in JSON",
     "Page(({Colour.RED: 'a', 'red': 'b'},))": "which are one in JSON",
+    "Leaf({Colour.RED: 'a', 'red': 'b'})": "which are one in JSON",
     "deque([itself := [], itself.append(itself)])": "which JSON cannot carry",
     "{(1, 2): 3}": "Only dicts with str-like or number-like keys are supported",
 }

@@ -152,11 +152,17 @@ def _refuse_merged_keys(result: Any) -> None:
                         f"a dictionary with the keys {other!r} and {key!r}, which are one in JSON; rename one of them"
                     )
             value = value.values()
-        elif fields := getattr(value, "__struct_fields__", None) or getattr(value, "__dataclass_fields__", None):
+        elif fields := _fields(value):
             value = [getattr(value, name, None) for name in fields]
         elif not isinstance(value, list | tuple | set | frozenset):
             continue
         left += [each for each in value if not isinstance(each, _SIMPLE)]
+
+
+def _fields(value: object) -> Iterable[str]:
+    """The names of a value's fields: those of a struct of msgspec, of a dataclass, or of a class of attrs."""
+    of_attrs = [each.name for each in getattr(value, "__attrs_attrs__", ())]
+    return of_attrs or getattr(value, "__struct_fields__", ()) or getattr(value, "__dataclass_fields__", ())
 
 
 def _refuse(value: object) -> NoReturn:

@@ -26,6 +26,7 @@ from asyncrl.replay.replay_plan import fitted, trained_by
 from asyncrl.run.folder.config_yaml import resolved_yaml
 from asyncrl.run.folder.run_folder import RunFolder, in_launch_directory
 from asyncrl.run.folder.step_log import Launched, StepLog
+from asyncrl.run.measures.progress import training_phase
 from asyncrl.run.measures.summary import Status, Summary
 from asyncrl.run.models.model_shape import TINY
 from asyncrl.run.models.model_sources import with_local_reference
@@ -207,7 +208,7 @@ def _trained(offline: Offline, recorded: Recorded, folder: RunFolder, view: Live
     def seen(rank: int, answer: Answer) -> None:
         if not isinstance(answer, Replayed):
             if rank == 0:
-                view.phase(f"Training steps {begin + 1} to {own.steps}")
+                view.phase(training_phase(begin, own.steps))
             return
         of_step = parts.setdefault(answer.step, [])
         of_step.append(answer)

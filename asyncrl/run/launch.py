@@ -42,6 +42,7 @@ from asyncrl.run.host.full_memory import first_reason
 from asyncrl.run.host.processes import end_descendants, kill_everything
 from asyncrl.run.host.ray_cluster import remove_session, starting_ray, stop_ray
 from asyncrl.run.host.signals import Heard, StopRequests, hearing, stopped_by, wait_hearing
+from asyncrl.run.measures.progress import training_phase
 from asyncrl.run.measures.summary import Status, Summary
 from asyncrl.run.measures.totals import SavedTotals, Totals, summarize
 from asyncrl.run.models.model_shape import read_shape
@@ -240,7 +241,7 @@ async def _run(
             if begin == 0 == published_version:
                 view.phase("Evaluating version 0")
                 await evaluator.evaluate(begin)
-            view.phase(f"Training steps {begin + 1} to {recipe.steps}")
+            view.phase(training_phase(begin, recipe.steps))
             await recorder.begin()
             log = StepLog(folder.steps)
             log.append(Launched(begin, resolved_yaml(own_recipe)))

@@ -75,7 +75,7 @@ class Line:
             raise EnvironmentBroken(f"the environment asks for {several} turns at once (n), and gets one; have it ask for one")
         _refuse_other_turns(body)
         stop = body.get("stop") or ()
-        self._stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        self._stops = (stop,) if isinstance(stop, str) else tuple(filter(None, stop))
         for name in {name for name, value in body.items() if value is not None} - _READ - _NEUTRAL.keys() - self._ignored:
             self._ignored.add(name)
             why = "is the recipe's (sampling)" if name in _RECIPES else "does nothing here"

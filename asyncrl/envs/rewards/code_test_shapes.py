@@ -23,7 +23,8 @@ SHAPES = (
     "`public_test_cases` or `private_test_cases` of LiveCodeBench"
 )
 
-_INTEGER = re.compile(r"-?\d{1,100}")
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,99}")
+"""How JSON's writers write integers: texts such as "007" were texts before."""
 
 IMPORTED = """
 def import_all():

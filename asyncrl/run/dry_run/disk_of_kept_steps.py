@@ -28,9 +28,7 @@ def kept_steps(recipe: Recipe, shape: ModelShape) -> str:
     trained = shape.parameters if lora is None else shape.adapter_parameters(lora)
     if isinstance(recipe.algorithm.advantage, GaeAdvantageConfig):
         trained += shape.parameters  # the critic trains all its weights, whatever the policy trains
-    saved = [*range(every, recipe.steps, every), recipe.steps][-keep:]
-    # With the batches of all steps, those before the oldest checkpoint begin with the model that the run began with.
-    replayed = recipe.steps if journal.keep >= recipe.steps else recipe.steps - saved[0]
+    saved, replayed = _saved(recipe), _replayed(recipe, journal)
     # Before the newest checkpoint is written, the batches since the oldest of the others are there as well.
     batches = min(recipe.steps, max(journal.keep, keep * every))
     members = recipe.environment.by_member.values()
@@ -45,6 +43,28 @@ def kept_steps(recipe: Recipe, shape: ModelShape) -> str:
         f"{pluralize(batches, 'step')}, which are at most {memory(batches * of_step)} (checkpoint.keep {keep}, "
         f"buffer.journal.keep {journal.keep})"
     )
+
+
+def how_to_keep_some(recipe: Recipe, journal: AppendOnlyJournalConfig) -> str:
+    """Say what would have steps kept, to be replayed; empty where some are."""
+    if _replayed(recipe, journal):
+        return ""
+    checkpoint = recipe.checkpoint
+    several = ["checkpoint.keep=2"] if checkpoint.keep == 1 else []
+    several += [f"checkpoint.every={recipe.steps // 2}"] if checkpoint.every >= recipe.steps else []
+    return f"; set {' '.join(several)}, or buffer.journal.keep={recipe.steps} for all"
+
+
+def _saved(recipe: Recipe) -> list[int]:
+    """The training steps whose checkpoints are there in the end."""
+    every = recipe.checkpoint.every
+    return [*range(every, recipe.steps, every), recipe.steps][-recipe.checkpoint.keep :]
+
+
+def _replayed(recipe: Recipe, journal: AppendOnlyJournalConfig) -> int:
+    """How many of the last training steps can be replayed."""
+    # With the batches of all steps, those before the oldest checkpoint begin with the model that the run began with.
+    return recipe.steps if journal.keep >= recipe.steps else recipe.steps - _saved(recipe)[0]
 
 
 def _token_bytes(recipe: Recipe, shape: ModelShape) -> int:

@@ -30,7 +30,7 @@ from asyncrl.generators.vllm.engine_arguments import check_cpu_arguments, check_
 from asyncrl.generators.vllm.vllm_parsers import check_parsers
 from asyncrl.learners.supported_model import check_megatron, fp8_refusal
 from asyncrl.run.buffer.tasks import Split, load_sources, make_task_stream
-from asyncrl.run.dry_run.disk_of_kept_steps import kept_steps
+from asyncrl.run.dry_run.disk_of_kept_steps import how_to_keep_some, kept_steps
 from asyncrl.run.dry_run.environment_trial import play_first_tasks
 from asyncrl.run.dry_run.judge_check import check_judges
 from asyncrl.run.dry_run.model_check import ModelCheck
@@ -349,8 +349,9 @@ def _remarks(recipe: Recipe, shape: ModelShape, plan: Plan) -> tuple[str, ...]:
             f"the run needs about {memory(plan.total_bytes)} of memory and {memory(plan.machine.free)} are free here: "
             "lower generators.count, generators.kv_cache_mb, learner.micro_batch_tokens or buffer.capacity_mb, or free some"
         )
-    if isinstance(recipe.buffer.journal, AppendOnlyJournalConfig) and recipe.buffer.journal.keep:
-        remarks.append(f"to be replayed (docs/how-to/replay.md), the run keeps {plan.kept}")
+    if isinstance(journal := recipe.buffer.journal, AppendOnlyJournalConfig) and journal.keep:
+        more = how_to_keep_some(recipe, journal)
+        remarks.append(f"to be replayed (docs/how-to/replay.md), the run keeps {plan.kept}{more}")
     training = sum(pool.count for pool in recipe.generators.training.values())
     if plan.outstanding_groups < training:
         remarks.append(

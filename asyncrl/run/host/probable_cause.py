@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from asyncrl.core.errors import ComponentFailed, ProcessDied
+from asyncrl.core.errors import ComponentFailed, ProcessDied, ProcessUnreachable
 
 READ_BYTES = 256 << 10
 """How much of the log's end is read."""
@@ -30,7 +30,7 @@ _SIGNS = (
         "generators.gpu_memory_share if an engine shares the GPU",
     ),
     _Sign(
-        re.compile(r"Resource temporarily unavailable|can't start new thread|Thread creation failed"),
+        re.compile(r"(?<!Again: )Resource temporarily unavailable|can't start new thread|Thread creation failed"),
         "it may begin no further process or thread; raise their limit (pids limit of its container or service; ulimit -u)",
     ),
     _Sign(
@@ -55,9 +55,11 @@ _SIGNS = (
 
 
 def explained(failure: ComponentFailed, log: Path) -> ComponentFailed:
-    """Return the error with what its process probably died or did not start of, as far as its log says."""
-    cause = probable_cause(log)
-    if not cause:
+    """Return the error with what its process probably died or did not start of, as far as its log says.
+
+    Errors of other kinds, such as the loss of a node, say it themselves, and what is done about them follows from their kind.
+    """
+    if type(failure) not in (ComponentFailed, ProcessDied, ProcessUnreachable) or not (cause := probable_cause(log)):
         return failure
     kind = ProcessDied if isinstance(failure, ProcessDied) else ComponentFailed
     return kind(f"{str(failure).removesuffix('; see its log')}: probably {cause} (see {log})")

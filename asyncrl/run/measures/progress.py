@@ -9,6 +9,11 @@ from asyncrl.run.measures.bottleneck import Bottleneck
 from asyncrl.run.measures.summary import PlayedEvaluation
 
 
+def training_phase(begin: int, steps: int) -> str:
+    """Return what the phase is called in which a run trains that has done the first ``begin`` of its ``steps`` training steps."""
+    return f"Training steps {begin + 1} to {steps}" if begin < steps else f"No training step is left to train: {steps} are done"
+
+
 class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     """State of the run after a training step.
 

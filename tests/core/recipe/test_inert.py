@@ -10,6 +10,7 @@ from asyncrl.core.recipe.decode import decode_recipe
 from asyncrl.core.recipe.loss import LossConfig
 from asyncrl.core.recipe.rules.inert import inert
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.recipe.compose import compose
 
 KINDS = [loss.__struct_config__.tag for loss in get_args(LossConfig) if loss is not CustomLossConfig and not loss.imitates]
 OTHERS = [kind for kind in KINDS if kind != "reinforce"]
@@ -197,3 +198,35 @@ def test_a_key_that_another_keeps_from_acting_is_named(
     assert "; set " in found or "; leave it out" in found
     if mended is not None:
         assert inert(recipe(algorithm, **mended)) is None
+
+
+BOUND = ["algorithm.correction.weight=token", "+algorithm.correction.bound.kind=mask"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["buffer.max_staleness=1", "algorithm.correction.anchor=proximal_log_linear", *BOUND],
+            "algorithm.correction.weight token",
+        ),
+        (
+            ["buffer.max_staleness=0", "algorithm.correction={anchor: proximal_log_linear, trust_region_decay: 0.5}"],
+            "algorithm.correction.trust_region_decay",
+        ),
+        (
+            [
+                "algorithm.advantage={kind: none}",
+                "+algorithm.teacher={path: tiny}",
+                "algorithm.credit={kind: turn, discount: 0.9}",
+            ],
+            "algorithm.credit of kind turn",
+        ),
+    ],
+)
+def test_what_it_says_to_set_is_no_error(overrides: list[str], said: str):
+    found = str(inert(compose("quickstart", overrides)))
+    assert found.startswith(f"{said} cannot act")
+    for remedy in found.partition("; set ")[2].split(", or "):
+        compose("quickstart", [*overrides, *remedy.split(" ")])
+    assert said not in str(inert(compose("quickstart", [*overrides, *remedy.split(" ")])))

@@ -130,7 +130,7 @@ async def test_what_the_recipe_decides_and_what_does_nothing_is_named_once(caplo
     [
         (None, Action("a\nb", ()), "a\nb"),
         ("\n", Action("a", ()), "a"),
-        (["</a>", "\n"], Action("a\n", ()), "a"),
+        (["</a>", "", "\n"], Action("a\n", ()), "a"),
         ("\n", Action("a\nb", ()), None),
         (["</a>", "\n"], Action("a\n", (ToolCall("add", {"x": 1}),)), None),
     ],

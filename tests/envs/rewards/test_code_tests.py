@@ -211,6 +211,7 @@ def input_output(**given: object) -> dict[str, object]:
             "def f(d, e): return d['1'] + e[0]['5']",
             1.0,
         ),
+        (input_output(inputs=[[{"007": 2, "7": 4}]], outputs=[6], fn_name="f"), "def f(d): return d['007'] + d['7']", 1.0),
         (input_output(inputs=[["a"]], outputs=[[["a", 1]]], fn_name="f"), "def f(x): return [(x, 1)]", 1.0),
         (input_output(inputs=["3\n1 0 0\n", ["1", "5"]], outputs=["\n0.3333333\n", ["5.0"]]), PROGRAM, 1.0),
         (input_output(inputs=["3\n1 0 0\n", ["1", "5"]], outputs=["0.3334", ["5"]]), PROGRAM, 0.5),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.core.errors import ComponentFailed, ProcessDied
+from asyncrl.core.errors import ComponentFailed, NodeFull, NodeLost, ProcessDied, WeightsOutOfReach
 from asyncrl.run.host.probable_cause import explained, probable_cause
 
 
@@ -31,8 +31,16 @@ def test_what_a_dead_rank_died_of_is_told(tmp_path: Path, line: str, told: str) 
 def test_nothing_is_guessed_of_a_rank_whose_log_tells_nothing(tmp_path: Path) -> None:
     death = ProcessDied("gone")
     assert explained(death, tmp_path / "missing.log") is death
-    (tmp_path / "plain.log").write_text("INFO trained version 3\n")
+    (tmp_path / "plain.log").write_text("INFO trained version 3\nzmq.error.Again: Resource temporarily unavailable\n")
     assert explained(death, tmp_path / "plain.log") is death
+
+
+@pytest.mark.parametrize("failure", [NodeLost("its node is gone"), NodeFull("no room", 7), WeightsOutOfReach("no way", "a1")])
+def test_an_error_that_says_itself_what_happened_stays_what_it_is(tmp_path: Path, failure: ComponentFailed) -> None:
+    """What is done about it follows from its kind: a lost node counts against no limit, and a full one is avoided."""
+    log = tmp_path / "generator-0.log"
+    log.write_text(ENGINE_LOG)
+    assert explained(failure, log) is failure
 
 
 # The end of the log of a vLLM 0.19 engine that found too little memory on its GPU.

@@ -34,9 +34,7 @@ def _in_the_loss(recipe: Recipe) -> Iterator[str]:
         return
     if correction.trust_region_decay < 1 and recipe.buffer.max_staleness > 0:
         keys.append("algorithm.correction.trust_region_decay")
-    remedies, by_behaviour = [_more_steps(recipe)], "algorithm.correction.anchor=behaviour algorithm.correction.weight=none"
-    if correction.bound != CorrectionConfig().bound:
-        by_behaviour += " ~algorithm.correction.bound"
+    remedies, by_behaviour = [_more_steps(recipe)], _by_behaviour(correction)
     if isinstance(loss, DivergenceMaskLossConfig):
         remedies.insert(0, f"{by_behaviour} (as published)")
     elif recipe.buffer.max_staleness > 0:
@@ -84,13 +82,15 @@ def _where_nothing_is_stale(recipe: Recipe) -> Iterator[str]:
     if isinstance(sampler, PrioritisedSamplerConfig) and sampler.staleness_decay < 1:
         keys.append("buffer.sampler.staleness_decay")
     if bound == 0 and keys:
-        yield f"{', '.join(keys)} cannot act: with buffer.max_staleness 0 no token is stale; set buffer.max_staleness=1"
+        uncorrected = correction.weight == "none" and correction.anchor != "behaviour" and not recipe.algorithm.loss.imitates
+        weighed = " algorithm.correction.weight=token" if uncorrected else ""
+        yield f"{', '.join(keys)} cannot act: with buffer.max_staleness 0 no token is stale; set buffer.max_staleness=1{weighed}"
     by_level = isinstance(correction.weight, str) and correction.weight != "none"
     if bound <= 1 and by_level and correction.anchor == "proximal_log_linear":
         yield (
             f"algorithm.correction.weight {correction.weight} cannot act: with buffer.max_staleness {bound} the anchor "
             "proximal_log_linear is the policy that sampled each token, and every weight is 1; set buffer.max_staleness=2, or "
-            "algorithm.correction.anchor=behaviour algorithm.correction.weight=none"
+            f"{_by_behaviour(correction)}"
         )
 
 
@@ -99,7 +99,7 @@ def _without_an_advantage(recipe: Recipe) -> Iterator[str]:
     if isinstance(algorithm.advantage, NoAdvantageConfig) and isinstance(algorithm.credit, TurnCreditConfig):
         yield (
             "algorithm.credit of kind turn cannot act: algorithm.advantage of kind none is 0 for every turn; set "
-            "algorithm.credit.kind=episode"
+            "algorithm.credit={kind:episode}"
         )
 
 
@@ -130,7 +130,8 @@ def _in_the_evaluation(recipe: Recipe) -> Iterator[str]:
     if isinstance(recipe.tasks, FileTasksConfig):
         weighed = [f"tasks.evaluation[{index}].weight" for index, one in enumerate(recipe.tasks.evaluation) if one.weight != 1]
         if weighed:
-            yield f"{', '.join(weighed)} cannot act: an evaluation plays every held-out task; leave it out"
+            them = "it" if len(weighed) == 1 else "them"
+            yield f"{', '.join(weighed)} cannot act: an evaluation plays every held-out task; leave {them} out"
 
 
 def _without_a_journal(recipe: Recipe) -> Iterator[str]:
@@ -147,6 +148,12 @@ def _of_the_end(recipe: Recipe) -> Iterator[str]:
     notify = recipe.notify
     if notify.when != NotifyConfig().when and not notify.command and notify.url is None:
         yield "notify.when cannot act: nobody is told when the run ends; set notify.command or notify.url"
+
+
+def _by_behaviour(correction: CorrectionConfig) -> str:
+    """Return the overrides that anchor the ratio at the policy that sampled each token, where no weight is left to be bounded."""
+    unbounded = "" if correction.bound == CorrectionConfig().bound else " ~algorithm.correction.bound"
+    return f"algorithm.correction.anchor=behaviour algorithm.correction.weight=none{unbounded}"
 
 
 def _more_steps(recipe: Recipe) -> str:
