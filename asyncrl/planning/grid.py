@@ -104,16 +104,19 @@ def splits(recipe: Recipe, gpus: int) -> list[tuple[str, ...]]:
             "--gpus", "the recipe has several pools, which share no budget", "vary their counts with --vary instead"
         )
     layout = msgspec.structs.replace(recipe.learner, data_parallel=1).layout
-    least = layout.least_data
+    least, groups = layout.least_data, recipe.batch.groups_per_step
     learner, engine = least * layout.ranks, recipe.generators.engine_workers
-    most = min((gpus - engine) // learner, recipe.batch.groups_per_step // least)
+    most = min((gpus - engine) // learner, min(groups, recipe.fewest_episodes) // least)
     if gpus < learner + engine:
         problem = f"{gpus} GPUs are too few for a learner of {learner} and an engine of {engine}"
         remedy = "give more, or make the parallel sizes of section learner or generators.tensor_parallel smaller"
         raise RecipeError("--gpus", problem, remedy)
     if most < 1:
-        problem = f"batch.groups_per_step {recipe.batch.groups_per_step} is too few for the {least} ranks that divide the experts"
-        raise RecipeError("--gpus", problem, f"raise it to at least {least}")
+        problem = f"batch.groups_per_step {groups} is too few for the {least} ranks that divide the experts"
+        fewest = msgspec.structs.replace(
+            recipe, learner=msgspec.structs.replace(recipe.learner, data_parallel=least)
+        ).fewest_groups
+        raise RecipeError("--gpus", problem, f"raise it to at least {max(least, fewest)}")
     ranks = sorted({max(1, round(most * share / 16)) for share in range(1, 16)} | {1, most})
     depths = [depth for depth in DEPTHS if depth <= recipe.buffer.max_staleness] or [recipe.buffer.max_staleness]
     return [

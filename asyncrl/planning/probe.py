@@ -36,7 +36,7 @@ _TOLD = 4000
 
 def keys_of(recipe: Recipe) -> dict[str, object]:
     """What a probe changes of ``recipe``, so that its rules still hold: keys and values, in Hydra's grammar."""
-    groups = max(LEAST_GROUPS, recipe.learner.data_parallel, recipe.algorithm.minibatches, recipe.batch.groups_per_step // 4)
+    groups = max(LEAST_GROUPS, recipe.learner.data_parallel, recipe.fewest_groups, recipe.batch.groups_per_step // 4)
     keys: dict[str, object] = {
         "name": f"{recipe.name}-probe",
         "steps": STEPS,

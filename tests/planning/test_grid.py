@@ -84,6 +84,18 @@ def test_a_budget_is_divided_without_remainder_where_it_can_be():
         splits(recipe, 3)
 
 
+def test_each_rank_of_a_split_has_an_episode_in_each_optimizer_step():
+    alone = ["algorithm.advantage={kind: gae}", "batch.group_size=1", "batch.groups_per_step=16", "algorithm.minibatches=4"]
+    found = splits(compose("quickstart", alone), 12)
+    assert {point[0] for point in found} == {f"learner.data_parallel={ranks}" for ranks in (1, 2, 3, 4)}
+    for point in found:
+        compose("quickstart", [*alone, *point])
+    recipe = compose("quickstart", alone)
+    shared = msgspec.structs.replace(recipe, learner=msgspec.structs.replace(recipe.learner, expert_parallel=8))
+    with pytest.raises(RecipeError, match=r"batch.groups_per_step 16 is too few for the 8 ranks .* to at least 32$"):
+        splits(shared, 40)
+
+
 def test_ranks_of_a_split_can_divide_the_experts():
     recipe = compose("quickstart", ["batch.groups_per_step=64", "learner.data_parallel=8"])
     recipe = msgspec.structs.replace(recipe, learner=msgspec.structs.replace(recipe.learner, expert_parallel=8))
@@ -93,7 +105,7 @@ def test_ranks_of_a_split_can_divide_the_experts():
     with pytest.raises(RecipeError, match="8 GPUs are too few for a learner of 8 and an engine of 1"):
         splits(recipe, 8)
     few = msgspec.structs.replace(recipe, batch=msgspec.structs.replace(recipe.batch, groups_per_step=4))
-    with pytest.raises(RecipeError, match=r"--gpus: batch.groups_per_step 4 is too few for the 8 ranks"):
+    with pytest.raises(RecipeError, match=r"--gpus: batch.groups_per_step 4 is too few for the 8 ranks .* to at least 8$"):
         splits(few, 40)
     assert ParallelLayout(tensor=2, context=2, expert=4, expert_tensor=2).least_data == 2
 

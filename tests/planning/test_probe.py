@@ -25,13 +25,17 @@ from asyncrl.run.recipe.compose import compose
         ("batch.groups_per_step=32", "algorithm.minibatches=16"),
         ("generators.count=3", "tune={knobs: {generators.count: [2, 4]}}"),
         ("algorithm.advantage={kind: gae, critic_warmup_steps: 12}",),
+        (
+            *("algorithm.advantage={kind: gae}", "batch.group_size=1", "batch.groups_per_step=32"),
+            *("algorithm.minibatches=4", "learner.data_parallel=3"),
+        ),
     ],
 )
 def test_what_a_probe_changes_keeps_the_rules_of_a_recipe(overrides: tuple[str, ...], tmp_path: Path):
     recipe = compose("quickstart", [f"run_dir={tmp_path}", *overrides])
     probed = compose("quickstart", with_keys(overrides, keys_of(recipe)))
     assert probed.steps == probing.STEPS
-    assert probed.batch.groups_per_step == max(4, recipe.algorithm.minibatches)
+    assert probed.batch.groups_per_step == max(4, recipe.batch.groups_per_step // 4, recipe.fewest_groups)
     assert getattr(probed.tracking.trajectories, "dir", "") is None
     assert probed.tune is None
 

@@ -264,6 +264,21 @@ class Recipe(Section, frozen=True):
         return self.buffer.largest_depth if bounds is None else bounds[1]
 
     @property
+    def trained_of_group(self) -> int:
+        """How many episodes of a group are trained: all but a greedy one."""
+        return self.batch.group_size - (self.algorithm.greedy_sample is not None)
+
+    @property
+    def fewest_episodes(self) -> int:
+        """The fewest episodes that an optimizer step trains, which the data-parallel ranks of the learner share out."""
+        return self.batch.groups_per_step // self.algorithm.minibatches * self.trained_of_group
+
+    @property
+    def fewest_groups(self) -> int:
+        """The fewest groups of a training step with which each of these ranks has an episode in each optimizer step."""
+        return -(-self.learner.data_parallel // self.trained_of_group) * self.algorithm.minibatches
+
+    @property
     def customs(self) -> tuple[CustomConfig, ...]:
         """The sections that name functions of the user's own."""
         algorithm = self.algorithm

@@ -222,13 +222,14 @@ def _data_parallel(recipe: Recipe, machine: Machine, shape: ModelShape | None) -
     costly = _costly_episode(recipe, shape)
     nodes = _nodes(machine)
     room = sum(_room(node, costly=bool(costly)) for node in nodes.alive)
-    most = min(room // layout.ranks, recipe.batch.groups_per_step) // least * least
+    most = min(room // layout.ranks, recipe.batch.groups_per_step, recipe.fewest_episodes) // least * least
     tokens = max(recipe.learner.micro_batch_tokens, recipe.model.max_context)  # at least: it may be chosen after this
     for ranks in range(most, least, -least):
         learner = msgspec.structs.replace(recipe.learner, data_parallel=ranks, micro_batch_tokens=tokens)
         if _have_room(learner, nodes, shape, costly=bool(costly)):
             cores = "the cores of its nodes" if machine.cluster else f"{machine.cores} cores"
-            return ranks, f"{costly}{cores} have room for {room} ranks, and there is at most one for each group of a step"
+            each = "group of a step" if recipe.batch.groups_per_step <= recipe.fewest_episodes else "episode of an optimizer step"
+            return ranks, f"{costly}{cores} have room for {room} ranks, and there is at most one for each {each}"
     return least, "the fewest that can divide the experts" if least > 1 else "engines and tools need the other cores"
 
 

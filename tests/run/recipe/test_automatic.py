@@ -109,6 +109,8 @@ def test_ranks_share_out_the_experts_and_never_outnumber_the_groups():
     many = replace(LAPTOP, cores=32, free=64 << 30)
     assert chosen(many)["learner.data_parallel"] == 8
     assert chosen(many, "batch.groups_per_step=3")["learner.data_parallel"] == 3
+    alone = ("algorithm.advantage={kind: gae}", "batch.group_size=1", "algorithm.minibatches=4")
+    assert chosen(many, *alone)["learner.data_parallel"] == 4
     assert chosen(many, "learner.tensor_parallel=2")["learner.data_parallel"] == 4
     assert chosen(LAPTOP, "learner.expert_parallel=4")["learner.data_parallel"] == 4
     assert chosen(replace(many, gpus=8))["learner.data_parallel"] == 1

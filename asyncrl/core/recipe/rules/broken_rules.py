@@ -72,15 +72,12 @@ def _a_group_fits_an_engine(recipe: Recipe) -> Iterator[RecipeError]:
 
 def _every_rank_gets_an_episode(recipe: Recipe) -> Iterator[RecipeError]:
     """Ranks share out the episodes of an optimizer step, also those of one group."""
-    algorithm, ranks = recipe.algorithm, recipe.learner.data_parallel
-    of_group = recipe.batch.group_size - (algorithm.greedy_sample is not None)
-    episodes = recipe.batch.groups_per_step // algorithm.minibatches * of_group
+    episodes, ranks = recipe.fewest_episodes, recipe.learner.data_parallel
     if 0 < episodes < ranks:
-        groups = -(-ranks // of_group) * algorithm.minibatches
         yield RecipeError(
             "learner.data_parallel",
             f"{ranks} ranks share out the episodes of an optimizer step, and some step has {episodes}: some have no work",
-            f"set it to at most {episodes}, or batch.groups_per_step to at least {groups}",
+            f"set it to at most {episodes}, or batch.groups_per_step to at least {recipe.fewest_groups}",
         )
 
 
