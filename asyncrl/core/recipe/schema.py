@@ -275,7 +275,7 @@ class Recipe(Section, frozen=True):
 
     @property
     def fewest_groups(self) -> int:
-        """The fewest groups of a training step with which each of these ranks has an episode in each optimizer step."""
+        """The fewest groups of a training step with which each data-parallel rank has an episode in each optimizer step."""
         return -(-self.learner.data_parallel // self.trained_of_group) * self.algorithm.minibatches
 
     @property
