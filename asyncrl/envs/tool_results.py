@@ -161,8 +161,10 @@ def _refuse_merged_keys(result: Any) -> None:
 
 def _fields(value: object) -> Iterable[str]:
     """The names of a value's fields: those of a struct of msgspec, of a dataclass, or of a class of attrs."""
-    of_attrs = [each.name for each in getattr(value, "__attrs_attrs__", ())]
-    return of_attrs or getattr(value, "__struct_fields__", ()) or getattr(value, "__dataclass_fields__", ())
+    if attributes := getattr(value, "__attrs_attrs__", ()):
+        return [each.name for each in attributes]
+    fields: Iterable[str] = getattr(value, "__struct_fields__", ()) or getattr(value, "__dataclass_fields__", ())
+    return fields
 
 
 def _refuse(value: object) -> NoReturn:

@@ -24,6 +24,8 @@ STOP_S = 60
 ANSWER_S = 20.0
 """How long a dashboard may take to answer at all; Ray's client would wait for one for ever."""
 _NAMED = "name its dashboard, as http://HEAD:8265; it needs ray[default]"
+_OF_SOCKS = "Missing dependencies for SOCKS support"
+"""What Ray's client says where it is to use a proxy that it cannot."""
 
 
 def submittable(recipe: Recipe, source: str) -> str:
@@ -78,6 +80,9 @@ def submit(url: str, name: str, arguments: Sequence[str], folder: FolderToBring)
             },
         )
     except (RuntimeError, ConnectionError, ValueError, OSError) as error:
+        if _OF_SOCKS in str(error):
+            problem = f"{url} is reached by a SOCKS proxy (ALL_PROXY, HTTP_PROXY), for which Ray's client lacks a package"
+            raise RecipeError("--submit", problem, 'pip install "requests[socks]"') from error
         raise RecipeError("--submit", f"the cluster at {url} does not take the job: {_why(error)}", _NAMED) from error
     return job
 

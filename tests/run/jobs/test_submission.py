@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from ssl import SSLCertVerificationError
 from urllib.error import URLError
@@ -168,3 +169,13 @@ def test_what_only_rays_client_can_reach_is_left_to_it(monkeypatch: pytest.Monke
         monkeypatch.setenv(name, value)
     with pytest.raises(RecipeError, match="does not answer") if is_asked else nullcontext():
         check_answers("http://me:word@127.0.0.1:9")
+
+
+def test_a_proxy_that_rays_client_cannot_use_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    if find_spec("socks") is not None:
+        pytest.skip("Ray's client can use it here")
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with pytest.raises(RecipeError, match=r'SOCKS proxy .*; pip install "requests\[socks\]"$'):
+        submit("http://127.0.0.1:9", "one", ["launch"], folder_to_bring(tmp_path))
