@@ -315,7 +315,7 @@ def _differing(before: Sequence[Task], after: Sequence[Task]) -> int | None:
 def _made_in_another_process(spec: ClassEnvironmentConfig, seed: int) -> list[list[Task]]:
     asked = msgspec.json.encode({"name": spec.name, "options": spec.options, "count": TASKS, "seed": seed})
     try:
-        return msgspec.json.decode(ask_python(("-c", _AGAIN), AGAIN_S, asked, PYTHONHASHSEED="1"), type=list[list[Task]])
+        return ask_python(list[list[Task]], ("-c", _AGAIN), AGAIN_S, asked, PYTHONHASHSEED="1")
     except TimeoutError as late:
         raise RecipeError("", f"make_tasks did not end in {AGAIN_S:g} s in another process", "make it faster") from late
     except ComponentFailed as error:

@@ -78,6 +78,6 @@ def _all(kind: _Kind) -> frozenset[str]:
 def _listed() -> dict[str, frozenset[str]]:
     """Return the parsers of each manager that a new process with vLLM and its plug-ins lists; none if that process fails."""
     try:
-        return msgspec.json.decode(ask_python(("-c", _LIST_ALL), _LISTING_S), type=dict[str, frozenset[str]])
-    except (TimeoutError, ComponentFailed, msgspec.DecodeError):
+        return ask_python(dict[str, frozenset[str]], ("-c", _LIST_ALL), _LISTING_S)
+    except (TimeoutError, ComponentFailed):
         return {}

@@ -69,15 +69,15 @@ def test_what_driver_and_torch_answer_is_compared(devices, found, unused, topic,
 
 def test_an_engine_that_is_installed_but_unusable_is_a_problem():
     told = {"torch": "2.13.0", "cuda": "13.0", "available": True, "devices": ["a"], "capability": [8, 0], "nccl": "2"}
-    broken = probed(json.dumps(told | {"errors": {"transformer_engine.pytorch": "undefined symbol: _ZN"}}).encode())
+    broken = probed(told | {"errors": {"transformer_engine.pytorch": "undefined symbol: _ZN"}})
     found = {finding.topic: finding for finding in judge(1, broken, "")}
     assert found["TransformerEngine"].level is Level.PROBLEM
     assert "undefined symbol" in found["TransformerEngine"].found
     assert "--no-build-isolation" in found["TransformerEngine"].remedy
     assert found["GPU"].level is Level.NOTE  # no fp8
-    working = probed(json.dumps(told | {"transformer_engine.pytorch": "2.11.0"}).encode())
+    working = probed(told | {"transformer_engine.pytorch": "2.11.0"})
     assert levels(judge(1, working, ""))["TransformerEngine"] is Level.FINE
-    newer = probed(json.dumps(told | {"transformer_engine.pytorch": "2.20.0"}).encode())
+    newer = probed(told | {"transformer_engine.pytorch": "2.20.0"})
     assert levels(judge(1, newer, ""))["TransformerEngine"] is Level.PROBLEM
 
 

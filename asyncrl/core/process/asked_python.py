@@ -1,23 +1,30 @@
-"""Asks a Python process of its own, which answers by the last line of its standard output: libraries print, too."""
+"""Asks a Python process of its own, which answers by the last line of its standard output, as JSON: libraries print, too."""
 
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
 
 from asyncrl.core.errors import ComponentFailed
+from asyncrl.core.text import short
+
+T = TypeVar("T")
 
 
-def ask_python(arguments: Sequence[str], seconds: float, request: bytes = b"", **variables: str) -> bytes:
+def ask_python(answer: type[T], arguments: Sequence[str], seconds: float, request: bytes = b"", **variables: str) -> T:
     """Run ``python -P ARGUMENTS``, and return its answer.
 
     Args:
+        answer: the type of the answer.
         request: its standard input.
         variables: environment variables beside those of this process.
 
     Raises:
         TimeoutError: it took longer than ``seconds``.
-        ComponentFailed: it failed; the text is the last line of its errors.
+        ComponentFailed: it failed, with the last line of its errors, or its last line is no answer.
     """
     command, environment = [sys.executable, "-P", *arguments], os.environ | variables
     try:
@@ -27,4 +34,18 @@ def ask_python(arguments: Sequence[str], seconds: float, request: bytes = b"", *
     if done.returncode:
         errors = done.stderr.decode(errors="replace").strip().splitlines()
         raise ComponentFailed((errors or [f"exit code {done.returncode}"])[-1])
-    return (done.stdout.splitlines() or [b""])[-1]
+    return last_line(done.stdout, answer)
+
+
+def last_line(output: bytes, answer: type[T]) -> T:
+    """Read the answer from all that a process wrote.
+
+    Raises:
+        ComponentFailed: its last line is none.
+    """
+    lines = output.splitlines()
+    try:
+        return msgspec.json.decode(lines[-1] if lines else b"", type=answer)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        wrote = f"{short(lines[-1].decode(errors='replace'))} last" if lines else "nothing"
+        raise ComponentFailed(f"it ended without an answer, and wrote {wrote}") from error

@@ -8,6 +8,7 @@ https://docs.kernel.org/admin-guide/cgroup-v1/index.html.
 
 import math
 import os
+import re
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,12 +21,15 @@ _NANOSECOND = 1e-9
 _NO_LIMIT = 1 << 60
 """From here on a limit of memory is none: groups of the first kind write the largest number of pages there is."""
 
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+"""How a list of mounts writes a space, a tab, a line's end or a backslash."""
+
 
 class GroupMemory(NamedTuple):
-    """What a control group allows and uses, in bytes; what it uses without what the system gives back when it is wanted."""
+    """What control groups allow, and what is left of it, in bytes; what the system gives back when it is wanted is left, too."""
 
     limit: int
-    used: int
+    left: int
 
 
 class _Hierarchy(NamedTuple):
@@ -53,32 +57,36 @@ def used_processor_time(about: Path = ABOUT) -> float | None:
     if limited is None:
         return None
     folder = limited[0]
-    if (folder / "cpu.max").exists():
+    if os.path.exists(folder / "cpu.max"):
         return _MICROSECOND * _named_number(folder / "cpu.stat", "usage_usec")
-    inside = folder.relative_to(next(place.mount for place in _hierarchies(about) if "cpu" in place.controllers))
-    accounts = next((place.mount for place in _hierarchies(about) if "cpuacct" in place.controllers), None)
-    used = _number(accounts / inside / "cpuacct.usage") if accounts else None
+    mounts = {name: place.mount for place in _hierarchies(about) for name in ("cpu", "cpuacct") if name in place.controllers}
+    accounts = mounts["cpuacct"] / folder.relative_to(mounts["cpu"]) if mounts.keys() >= {"cpu", "cpuacct"} else None
+    used = _number(accounts / "cpuacct.usage") if accounts else None
     return None if used is None else _NANOSECOND * used
 
 
 def memory_of_group(about: Path = ABOUT) -> GroupMemory | None:
-    """The limit that leaves this process least memory; None without one."""
+    """The lowest limit of the groups of this process, and the least that one of them leaves it; None without a limit.
+
+    Above ``memory.high`` a group is slowed down until nothing in it goes on, so it is a limit as ``memory.max`` is.
+    """
     found = []
+    of_two = tuple((name, "memory.current", "inactive_file") for name in ("memory.max", "memory.high"))
+    of_one = (("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),)
     for folder in _folders("memory", about):
-        of_two = (("memory.max", "memory.current", "inactive_file"),)
-        of_one = (("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),)
         for limit_file, used_file, given_back in of_two + of_one:
             limit, used = _number(folder / limit_file), _number(folder / used_file)
             if limit is not None and limit < _NO_LIMIT and used is not None:
-                found.append(GroupMemory(limit, max(0, used - _named_number(folder / "memory.stat", given_back))))
-    return min(found, key=lambda group: group.limit - group.used, default=None)
+                held = max(0, used - _named_number(folder / "memory.stat", given_back))
+                found.append(GroupMemory(limit, max(0, limit - held)))
+    return GroupMemory(min(each.limit for each in found), min(each.left for each in found)) if found else None
 
 
 def killed_for_memory(about: Path = ABOUT) -> int:
     """How many processes of this process's group, else of the machine, the system has ended for want of memory so far."""
     for folder in _folders("memory", about):
         for file in (folder / "memory.events", folder / "memory.oom_control"):
-            if file.exists():
+            if os.path.exists(file):
                 return _named_number(file, "oom_kill")
     return _named_number(about.parent / "vmstat", "oom_kill")
 
@@ -114,7 +122,7 @@ def _folders(controller: str, about: Path) -> list[Path]:
     places = [place for place in _hierarchies(about) if controller in place.controllers]
     places += [place for place in _hierarchies(about) if place.unified]
     try:
-        lines = [line.split(":", 2) for line in (about / "cgroup").read_text().splitlines()]
+        lines = [line.split(":", 2) for line in _lines(about / "cgroup")]
     except OSError:
         return []
     for place in places:
@@ -122,7 +130,7 @@ def _folders(controller: str, about: Path) -> list[Path]:
             if (number == "0") if place.unified else (controller in controllers.split(",")):
                 inside = group.removeprefix(place.root.rstrip("/")).lstrip("/")
                 own = place.mount / inside
-                if not own.is_dir():  # the group's name is that of another namespace
+                if not os.path.isdir(own):  # the group's name is that of another namespace
                     own = place.mount
                 return [own, *(parent for parent in own.parents if parent.is_relative_to(place.mount))]
     return []
@@ -130,17 +138,22 @@ def _folders(controller: str, about: Path) -> list[Path]:
 
 def _hierarchies(about: Path) -> list[_Hierarchy]:
     try:
-        lines = (about / "mountinfo").read_text().splitlines()
+        lines = _lines(about / "mountinfo")
     except OSError:
         return []
     found = []
     for line in lines:
-        fields = line.split()
+        fields = [_ESCAPED.sub(lambda escaped: chr(int(escaped[1], 8)), field) for field in line.split(" ")]  # one may be empty
         kind, _, options = fields[fields.index("-") + 1 :][:3]
         if kind in ("cgroup", "cgroup2"):
             unified = kind == "cgroup2"
             found.append(_Hierarchy(Path(fields[4]), fields[3], unified, frozenset(() if unified else options.split(","))))
     return found
+
+
+def _lines(file: Path) -> list[str]:
+    """The lines of a file with names of folders, which need not be UTF-8."""
+    return [line for line in os.fsdecode(file.read_bytes()).split("\n") if line]
 
 
 def _number(file: Path) -> int | None:

@@ -3,8 +3,8 @@
 torch and TransformerEngine are asked in a process of their own with a deadline: they may hang or crash on a broken driver.
 """
 
-import json
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 from packaging.requirements import Requirement
@@ -80,7 +80,7 @@ def check_devices() -> Iterator[Finding]:
     for gpu in there:
         yield fine("GPU", f"{gpu.index}: {gpu.name}, {memory(gpu.memory)}, driver {gpu.driver}")
     try:
-        told = ask_python(("-c", PROBE, *UNNEEDED), PROBE_S)
+        told = ask_python(dict[str, Any], ("-c", PROBE, *UNNEEDED), PROBE_S)
     except TimeoutError:
         yield problem(
             "torch", f"did not answer within {PROBE_S:g} s", "see whether `nvidia-smi` answers; restart the machine's driver"
@@ -95,11 +95,10 @@ def check_devices() -> Iterator[Finding]:
         yield from building.check_compiler()
 
 
-def probed(told: bytes) -> Probed:
+def probed(told: dict[str, Any]) -> Probed:
     """Read what the probe wrote."""
-    raw = json.loads(told)
     names = ("transformer_engine.pytorch", "flash_attn", "triton")
-    return msgspec.convert({**raw, "packages": {name: raw[name] for name in names if name in raw}}, Probed)
+    return msgspec.convert({**told, "packages": {name: told[name] for name in names if name in told}}, Probed)
 
 
 def judge(devices: int, found: Probed, unused: str, driver: str = "") -> Iterator[Finding]:

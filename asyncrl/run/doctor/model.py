@@ -51,11 +51,11 @@ def looking_at(model: ModelConfig) -> AskedProcess:
 def findings_of(process: AskedProcess, model: ModelConfig) -> Iterator[Finding]:
     """Wait for what a process of :func:`looking_at` finds."""
     try:
-        answer = process.ask(msgspec.json.encode(model), _LONGEST_S)
+        found = process.ask(list[Finding], msgspec.json.encode(model), _LONGEST_S)
     except TimeoutError:
         yield problem("model", f"looking at it did not end in {_LONGEST_S:g} s", "correct its chat template")
         return
-    yield from msgspec.json.decode(answer, type=list[Finding])
+    yield from found
 
 
 def check_model(model: ModelConfig) -> Iterator[Finding]:

@@ -110,7 +110,7 @@ class ModelCheck:
         slow = threading.Timer(SLOW_S, note, [f"{what} takes longer than {SLOW_S:g} s"])
         slow.start()
         try:
-            answer = self._process.ask(written(request), seconds)
+            outcome = self._process.ask(TrialOutcome, written(request), seconds)
         except TimeoutError as error:
             problem = f"reading its tokenizer and {len(prompts)} prompts with its chat template did not end in {seconds:g} s"
             raise RecipeError("model.path", problem, "correct the template, or raise deadlines.start") from error
@@ -121,7 +121,6 @@ class ModelCheck:
             raise refusal from error
         finally:
             slow.cancel()
-        outcome = msgspec.json.decode(answer, type=TrialOutcome)
         if outcome.refusal is not None:
             raise RecipeError(*outcome.refusal)
         too_long = judged(sets, outcome.found, self._recipe.tasks.too_long, self._request.model.max_context)

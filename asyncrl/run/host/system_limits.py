@@ -1,5 +1,6 @@
 """How many files and connections a process of a run may have open, and how many processes it may begin: enough to start."""
 
+import os
 import resource
 
 from asyncrl.core.errors import RecipeError
@@ -29,7 +30,7 @@ def check_limits() -> None:
         problem = f"a process may have {allowed()} files and connections open here, and those of a run need {LEAST} at least"
         raise RecipeError("", problem, "raise the limit (ulimit -n 4096; as root ulimit -Hn, or limits.conf), then launch again")
 
-    left = processes_left()
+    left = None if os.environ.get("RAY_ADDRESS") else processes_left()  # Ray's processes of a cluster are there already
     if left is not None and left < LEAST_PROCESSES:
         problem = f"{left} more processes and threads may begin here, and a run has {LEAST_PROCESSES} at least"
         raise RecipeError("", problem, "raise the limit of the container or service (pids.max) or of the user (ulimit -u)")

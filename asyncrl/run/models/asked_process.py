@@ -9,8 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from types import TracebackType
+from typing import TypeVar
 
+from asyncrl.core.errors import ComponentFailed
+from asyncrl.core.process.asked_python import last_line
 from asyncrl.core.process.long_import import long_import
+
+T = TypeVar("T")
 
 
 class NoAnswer(Exception):
@@ -41,8 +46,8 @@ class AskedProcess:
         self._process.kill()
         self._process.communicate()
 
-    def ask(self, request: bytes, seconds: float) -> bytes:
-        """Wait for the answer. May be called once.
+    def ask(self, answer: type[T], request: bytes, seconds: float) -> T:
+        """Wait for the answer, which is of the type ``answer``. May be called once.
 
         Raises:
             NoAnswer: the process failed.
@@ -52,12 +57,15 @@ class AskedProcess:
             output, errors = self._process.communicate(request, timeout=seconds)
         except subprocess.TimeoutExpired as late:
             raise TimeoutError from late
-        if self._process.returncode:
-            lines = errors.decode(errors="replace").strip().splitlines()
+        lines = errors.decode(errors="replace").strip().splitlines()
+        try:
+            if not self._process.returncode:
+                return last_line(output, answer)
             failed = NoAnswer(lines[-1] if lines else f"exit code {self._process.returncode}")
-            failed.add_note("\n".join(lines))
-            raise failed
-        return output.splitlines()[-1]
+        except ComponentFailed as error:
+            failed = NoAnswer(str(error))
+        failed.add_note("\n".join(lines))
+        raise failed
 
 
 def answer_one(answer: Callable[[bytes], bytes]) -> None:

@@ -7,6 +7,7 @@ from the hub's cache on this machine (``HF_HOME``), also without a network. A fo
 
 import json
 import logging
+import os
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -119,7 +120,7 @@ def _downloaded(path: str, place: str, patterns: Sequence[str]) -> Path:
     if is_address(path):
         return fetched(path, place, lambda name: any(fnmatch(name, pattern) for pattern in patterns))
     if not is_hub_id(path):
-        return Path(path).resolve()
+        return Path(os.path.realpath(path))  # which takes links in a circle
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 

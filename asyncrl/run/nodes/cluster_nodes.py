@@ -83,7 +83,7 @@ def look_up_nodes(seconds: float) -> Nodes:
     """
     _check_answers(os.environ.get("RAY_ADDRESS", ""))
     try:
-        return msgspec.json.decode(ask_python(("-m", "asyncrl.run.nodes.cluster_nodes"), seconds), type=Nodes)
+        return ask_python(Nodes, ("-m", "asyncrl.run.nodes.cluster_nodes"), seconds)
     except TimeoutError as late:
         problem = f"something answers there, but it did not within {seconds:g} s as Ray would"
         raise ComponentFailed(f"cannot join Ray at {os.environ.get('RAY_ADDRESS')}: {problem}") from late

@@ -85,7 +85,7 @@ class Machine(msgspec.Struct, frozen=True):
         smallest = min(gpus.describe_visible(), key=lambda gpu: gpu.memory, default=None) if usable else None
         return cls(
             memory=min(found.total, group.limit) if group else found.total,
-            free=min(found.available, max(0, group.limit - group.used)) if group else found.available,
+            free=min(found.available, group.left) if group else found.available,
             cores=usable_cores(),
             gpus=usable,
             bfloat16=not BFLOAT16_INSTRUCTIONS.isdisjoint(instructions()),
@@ -110,5 +110,5 @@ class BusyCores:
         bound = os.sched_getaffinity(0)
         mine = [busy[core] for core in bound if core < len(busy)]
         if allowed is not None and allowed < len(bound) and used is not None and before is not None:
-            return min(1.0, (used - before) / allowed / max(now - then, 1e-3))
+            return min(1.0, max(0.0, used - before) / allowed / max(now - then, 1e-3))  # limits may move to another group
         return sum(mine) / len(mine) / 100 if mine else 0.0

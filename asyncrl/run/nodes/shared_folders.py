@@ -227,12 +227,11 @@ def _ask(look: _Look) -> _Answer:
     """Return what the nodes answer."""
     remedy = "see whether its nodes are alive with `ray status`"
     try:
-        answer = ask_python(("-m", "asyncrl.run.nodes.shared_folders"), LOOK_S, msgspec.json.encode(look))
+        return ask_python(_Answer, ("-m", "asyncrl.run.nodes.shared_folders"), LOOK_S, msgspec.json.encode(look))
     except TimeoutError as late:
         raise RecipeError("", f"the cluster's nodes did not say within {LOOK_S:g} s which folders they see", remedy) from late
     except ComponentFailed as failure:
         raise RecipeError("", f"the cluster's nodes cannot say which folders they see: {failure}", remedy) from failure
-    return msgspec.json.decode(answer, type=_Answer)
 
 
 def installed() -> str | None:

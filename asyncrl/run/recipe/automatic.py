@@ -339,9 +339,8 @@ def _measured(products: tuple[Product, ...]) -> TypeSpeed:
     arguments = ("-m", MODULE, msgspec.json.encode(products).decode())
     what = "measuring which data type is faster"
     try:
-        told = ask_python(arguments, MEASURED_S, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
-        return msgspec.json.decode(told, type=TypeSpeed)
+        return ask_python(TypeSpeed, arguments, MEASURED_S, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     except TimeoutError as late:
         raise ComponentFailed(f"{what} took longer than {MEASURED_S:g} s; name generators.dtype and learner.dtype") from late
-    except (ComponentFailed, msgspec.DecodeError) as error:
+    except ComponentFailed as error:
         raise ComponentFailed(f"{what} failed: {error}; name generators.dtype and learner.dtype") from error

@@ -70,6 +70,26 @@ def old_docker(folder: Path) -> Path:
     return about(folder, groups, mounts | {"pids": "/docker/7 cgroup cgroup rw,pids", "unified": "/ cgroup2 cgroup rw"})
 
 
+def slices(folder: Path) -> Path:
+    """A service of systemd: its slice has less memory left than it may have itself, its ``memory.high`` is below
+    ``memory.max``, and other mounts have names that are not UTF-8, or none."""
+    own = {"cpu.max": "max 100000", "memory.max": f"{6 * GIB}", "memory.high": f"{4 * GIB}", "memory.current": f"{GIB}"}
+    slice_ = {"cpu.max": "50000 100000", "cpu.stat": "usage_usec 1000000", "memory.max": f"{8 * GIB}", "memory.high": "max"}
+    slice_ |= {"memory.current": f"{7 * GIB}", "pids.max": "100", "pids.current": "60"}
+    write(folder / "all groups" / "a.slice", slice_)
+    write(folder / "all groups" / "a.slice" / "b\\x2dc.service", {**own, "memory.events": "oom_kill 1"})
+    place = about(folder, "0::/a.slice/b\\x2dc.service\n", {"all\\040groups": "/ cgroup2 cgroup rw"})
+    others = b"40 22 0:9 / /media/caf\xe9 rw - vfat /dev/sdb1 rw\n41 22 0:9 / /nameless rw shared:1 -  tmpfs rw\n"
+    (folder / "mountinfo").write_bytes(others + (folder / "mountinfo").read_bytes())
+    return place
+
+
+def nothing_to_read(folder: Path) -> Path:
+    """Files without a line."""
+    write(folder, {"cgroup": "", "mountinfo": ""})
+    return folder
+
+
 def unlimited(folder: Path) -> Path:
     """Groups of the first kind without a limit."""
     write(folder / "cpu", {"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000"})
@@ -83,10 +103,12 @@ def unlimited(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("made", "cores", "used", "memory", "processes", "killed"),
     [
-        (kubernetes, 3.5, 2.5, GroupMemory(8 * GIB, 2 * GIB), 1000, 4),
-        (slurm, 2.0, 1.0, GroupMemory(4 * GIB, GIB), None, 0),
-        (old_docker, 1.5, 3.0, GroupMemory(2 * GIB, GIB // 2), 200, 2),
+        (kubernetes, 3.5, 2.5, GroupMemory(8 * GIB, 6 * GIB), 1000, 4),
+        (slurm, 2.0, 1.0, GroupMemory(4 * GIB, 3 * GIB), None, 0),
+        (old_docker, 1.5, 3.0, GroupMemory(2 * GIB, 3 * GIB // 2), 200, 2),
+        (slices, 0.5, 1.0, GroupMemory(4 * GIB, GIB), 40, 1),
         (unlimited, None, None, None, None, 7),
+        (nothing_to_read, None, None, None, None, 0),
         (lambda folder: folder / "no /proc", None, None, None, None, 0),
     ],
 )
