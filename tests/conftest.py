@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -117,11 +118,11 @@ def pytest_runtest_setup() -> None:
 class TrialHere:
     """Tries a model in this process, in place of the process of a :class:`ModelCheck`."""
 
-    def ask(self, request: bytes, seconds: float) -> bytes:
+    def ask(self, answer: type[Any], request: bytes, seconds: float) -> Any:
         from asyncrl.run.dry_run.model_trial import asked, outcome_of
 
         with ThreadPoolExecutor(1) as thread:  # the test may have an event loop of its own
-            return msgspec.json.encode(thread.submit(outcome_of, asked(request)).result())
+            return msgspec.json.decode(msgspec.json.encode(thread.submit(outcome_of, asked(request)).result()), type=answer)
 
     def __exit__(self, *error: object) -> None:
         pass

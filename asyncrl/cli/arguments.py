@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -102,6 +103,7 @@ def _copy(run: StoredRun) -> Path:
 def writable_file(text: str) -> Path:
     """The path of a file, which need not be there, in a folder that is."""
     path = Path(text)
-    if path.is_dir() or not path.parent.is_dir():
+    in_circle = os.path.islink(os.path.realpath(path))
+    if path.is_dir() or not path.parent.is_dir() or in_circle:
         raise argparse.ArgumentTypeError(f"{text!r} must be a file in a folder that exists")
     return path

@@ -67,7 +67,7 @@ def folder_with_weights(path: str) -> Path | None:
     if is_address(path):
         return None
     if not is_hub_id(path):
-        return Path(path).resolve()
+        return Path(os.path.realpath(path))
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -120,7 +120,7 @@ def _downloaded(path: str, place: str, patterns: Sequence[str]) -> Path:
     if is_address(path):
         return fetched(path, place, lambda name: any(fnmatch(name, pattern) for pattern in patterns))
     if not is_hub_id(path):
-        return Path(os.path.realpath(path))  # which takes links in a circle
+        return Path(os.path.realpath(path))  # resolve() raises RuntimeError where links lead in a circle
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 

@@ -69,6 +69,13 @@ def test_other_paths_are_folders(path: str):
     assert not is_hub_id(path)
 
 
+def test_links_in_a_circle_are_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("circle").symlink_to("circle")
+    with pytest.raises(RecipeError, match=r"model\.path: cannot read circle/config\.json: .*Too many levels of symbolic links"):
+        make_plan(compose("quickstart", ["model.path=circle"]), ROOMY)
+
+
 @pytest.mark.parametrize("path", ["acme/small", "acme/small@main", f"acme/small@{COMMIT}"])
 def test_what_is_not_in_the_cache_is_refused_with_what_to_do(path: str):
     with pytest.raises(RecipeError) as caught:

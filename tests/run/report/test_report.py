@@ -193,8 +193,10 @@ def test_the_command_refuses_what_is_no_run_and_names_a_damaged_file(tmp_path, c
     assert "broken.parquet" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("output", ["no/folder.html", "", "."])
-def test_an_output_that_cannot_be_a_file_is_a_usage_error_before_anything_is_read(capsys, output):
+@pytest.mark.parametrize("output", ["no/folder.html", "", ".", "circle.html"])
+def test_an_output_that_cannot_be_a_file_is_a_usage_error_before_anything_is_read(tmp_path, monkeypatch, capsys, output):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "circle.html").symlink_to("circle.html")
     with pytest.raises(SystemExit) as end:
         main(["report", "no/run", "--output", output])
     assert end.value.code == ExitCode.REFUSED
