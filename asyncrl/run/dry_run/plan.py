@@ -372,11 +372,13 @@ def _remarks(recipe: Recipe, shape: ModelShape, plan: Plan) -> tuple[str, ...]:
 
 def _beyond_the_machine(recipe: Recipe, plan: Plan) -> str:
     """The remark that the machine is too small: what the run needs, what there is, and how many generators fit."""
-    (each,) = (process.each_bytes for process in plan.processes if process.part == MAIN_POOL)
+    pools = [process for process in plan.processes if process.part in recipe.generators.by_pool]
+    largest = max(pools, key=lambda pool: pool.count * pool.each_bytes)
+    key = MAIN_POOL if largest.part == MAIN_POOL else f"{MAIN_POOL}.pools.{largest.part}"
     there, free = plan.machine.memory, plan.machine.free
-    fitting = (there - plan.total_bytes + recipe.generators.count * each) // each
-    smaller = "generators.kv_cache_mb or buffer.capacity_mb"
-    remedy = f"lower generators.count to {fitting}, {smaller}" if fitting > 0 else f"take a smaller model, lower {smaller}"
+    fitting = (there - plan.total_bytes + largest.count * largest.each_bytes) // largest.each_bytes
+    smaller = f"{key}.kv_cache_mb or buffer.capacity_mb"
+    remedy = f"lower {key}.count to {fitting}, {smaller}" if fitting > 0 else f"take a smaller model, lower {smaller}"
     return (
         f"the run needs about {memory(plan.total_bytes)}, and this machine has {memory(there)} in all, "
         f"of which {memory(free)} are free: it cannot hold the run by itself; {remedy}, or set RAY_ADDRESS to join a cluster"

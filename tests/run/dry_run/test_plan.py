@@ -352,6 +352,9 @@ def test_what_no_machine_holds_is_said_with_what_it_would_hold():
     tiny = msgspec.structs.replace(ROOMY, memory=1 << 30, free=1 << 29)
     (none_fits,) = (remark for remark in make_plan(compose("quickstart"), tiny).remarks if "cannot hold" in remark)
     assert "take a smaller model" in none_fits
+    pools = compose("quickstart", ["+generators.pools={judge: {count: 30, kv_cache_mb: 4000}}"])
+    (of_pool,) = (remark for remark in make_plan(pools, ROOMY).remarks if "cannot hold" in remark)
+    assert re.search(r"lower generators\.pools\.judge\.count to \d+, generators\.pools\.judge\.kv_cache_mb", of_pool)
     assert "generators.count" not in none_fits
 
 
