@@ -20,7 +20,6 @@ _MICROSECOND = 1e-6
 _NANOSECOND = 1e-9
 _NO_LIMIT = 1 << 60
 """From here on a limit of memory is none: groups of the first kind write the largest number of pages there is."""
-
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 """How a list of mounts writes a space, a tab, a line's end or a backslash."""
 
