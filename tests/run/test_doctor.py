@@ -179,7 +179,7 @@ def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch, tmp_path)
     for variable in (CACHE_VARIABLE, "HOME"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr("os.getuid", lambda: 4_000_000)  # a number without a name, as in many containers
-    with pytest.raises(OSError, match=rf"user 4000000 has no home folder .* set {CACHE_VARIABLE} or HOME"):
+    with pytest.raises(OSError, match=rf"user 4000000 has no home folder .* set HOME or {CACHE_VARIABLE}"):
         cache_folder()
     assert levels(system.check_folders(tmp_path))["cache"] is Level.PROBLEM
 

@@ -17,4 +17,4 @@ def cache_folder() -> Path:
     try:
         return Path.home() / ".cache" / "asyncrl"
     except RuntimeError as error:
-        raise OSError(f"user {os.getuid()} has no home folder here for what is kept; set {CACHE_VARIABLE} or HOME") from error
+        raise OSError(f"user {os.getuid()} has no home folder here for what is kept; set HOME or {CACHE_VARIABLE}") from error

@@ -1,7 +1,8 @@
-"""How many files and connections a process of a run may have open, and how many processes it may begin: enough to start."""
+"""What the system allows a run: enough open files and processes to start, and a home folder."""
 
 import os
 import resource
+from pathlib import Path
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.process.control_groups import processes_left
@@ -21,10 +22,10 @@ def allowed() -> int:
 
 
 def check_limits() -> None:
-    """Refuse to start where processes could not have enough files open, or could not begin enough processes.
+    """Refuse to start where processes could not have enough files open, could not begin enough processes, or have no home.
 
     Raises:
-        RecipeError: the system's limit is below :data:`LEAST` or :data:`LEAST_PROCESSES`.
+        RecipeError: the system's limit is below :data:`LEAST` or :data:`LEAST_PROCESSES`, or the user has no home folder.
     """
     if allowed() < LEAST:
         problem = f"a process may have {allowed()} files and connections open here, and those of a run need {LEAST} at least"
@@ -34,6 +35,12 @@ def check_limits() -> None:
     if left is not None and left < LEAST_PROCESSES:
         problem = f"{left} more processes and threads may begin here, and a run has {LEAST_PROCESSES} at least"
         raise RecipeError("", problem, "raise the limit of the container or service (pids.max) or of the user (ulimit -u)")
+
+    try:
+        Path.home()
+    except RuntimeError as error:
+        problem = f"user {os.getuid()} has no home folder here, and MLflow asks for one"
+        raise RecipeError("", problem, "set HOME to a folder that this user may write to") from error
 
 
 def allow_open_files() -> None:
