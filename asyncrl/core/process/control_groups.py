@@ -118,8 +118,9 @@ def _quotas(about: Path) -> Iterator[tuple[Path, float]]:
 
 def _folders(controller: str, about: Path) -> list[Path]:
     """The folders of this process's group for a controller, and of those around it as far as they are seen."""
-    places = [place for place in _hierarchies(about) if controller in place.controllers]
-    places += [place for place in _hierarchies(about) if place.unified]
+    hierarchies = _hierarchies(about)
+    places = [place for place in hierarchies if controller in place.controllers]
+    places += [place for place in hierarchies if place.unified]
     try:
         lines = [line.split(":", 2) for line in _lines(about / "cgroup")]
     except OSError:
